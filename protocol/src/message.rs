@@ -1,0 +1,211 @@
+//! The messages themselves. Text that comes from or goes to programs is bytes: an argument, a path
+//! or a variable need not be UTF-8.
+
+use serde::{Deserialize, Serialize};
+
+/// What the host tells the agent, on the control stream. The agent takes them in order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum ToAgent {
+    /// First message of a machine: clock, randomness, name. Nothing runs before it.
+    Configure(Configure),
+    /// Start a command. Its streams may be dialled before or after; it starts once all are there.
+    Spawn(Spawn),
+    /// Send a signal to a command's process group.
+    Signal {
+        /// Which command.
+        command_id: u32,
+        /// Linux signal number, 1 to 64.
+        signal: i32,
+    },
+    /// Kill everything in a command's cgroup.
+    Kill {
+        /// Which command.
+        command_id: u32,
+    },
+    /// The terminal of a command has a new size; its foreground processes get `SIGWINCH`.
+    Resize {
+        /// Which command.
+        command_id: u32,
+        /// The new size.
+        size: TerminalSize,
+    },
+}
+
+/// What the guest cannot know by itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configure {
+    /// Nanoseconds since the Unix epoch, read by the host just before sending.
+    pub realtime_ns: u64,
+    /// Fresh bytes from the host's generator, mixed into the guest's.
+    pub entropy: [u8; 32],
+    /// The guest's host name: 1 to 64 bytes, letters, digits and hyphens.
+    pub hostname: String,
+}
+
+/// A command to start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spawn {
+    /// Chosen by the host, unique within the machine.
+    pub command_id: u32,
+    /// Program: a path when it has a slash, else looked up in the command's `PATH`.
+    pub program: Vec<u8>,
+    /// Arguments after the program's name.
+    pub args: Vec<Vec<u8>>,
+    /// Variables set over the agent's defaults (`PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `LANG`,
+    /// and `TERM` with a terminal).
+    pub env: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Working folder; the user's home when there is none.
+    pub cwd: Option<Vec<u8>>,
+    /// `USER[:GROUP]`, by name or number; the image's unprivileged user when there is none.
+    pub user: Option<String>,
+    /// Where the command's input and output go.
+    pub stdio: Stdio,
+}
+
+/// A command's input and output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Stdio {
+    /// Pipes, each relayed over a data stream of its own: [`StreamKind::Stdout`],
+    /// [`StreamKind::Stderr`], and [`StreamKind::Stdin`] if `stdin`, else `/dev/null`.
+    Pipes {
+        /// Whether a stream for standard input will be dialled.
+        stdin: bool,
+    },
+    /// A pseudo-terminal, relayed over one data stream: [`StreamKind::Terminal`].
+    Terminal(TerminalSize),
+}
+
+/// A terminal's size in character cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalSize {
+    /// Width.
+    pub columns: u16,
+    /// Height.
+    pub rows: u16,
+}
+
+/// First frame on a data stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamHeader {
+    /// The command that the stream belongs to; of no meaning for [`StreamKind::WriteFile`].
+    pub command_id: u32,
+    /// What the stream carries.
+    pub kind: StreamKind,
+}
+
+/// What a data stream carries.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum StreamKind {
+    /// Host to guest; the host's half-close is the command's end of file.
+    Stdin,
+    /// Guest to host; ends when no process holds the command's standard output any more, or soon
+    /// after the command ended. If the host closes, the command gets `SIGPIPE` as on a closed pipe.
+    Stdout,
+    /// Like [`Self::Stdout`].
+    Stderr,
+    /// Both ways: what is typed and what is shown.
+    Terminal,
+    /// Host to guest: a file's content up to the half-close; the agent answers with one
+    /// [`FileWritten`] frame.
+    WriteFile(WriteFile),
+}
+
+/// A file to be made or atomically replaced.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriteFile {
+    /// Where; relative to the user's home. Missing folders on the way are made, and are the user's.
+    pub path: Vec<u8>,
+    /// Permission bits, `0o7777` at most.
+    pub mode: u32,
+    /// Owner, as in [`Spawn::user`].
+    pub user: Option<String>,
+}
+
+/// How a [`WriteFile`] ended: on error nothing is left at the path, or what was there before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileWritten {
+    /// The absolute path that was written, or a sentence that says what failed.
+    pub result: Result<Vec<u8>, String>,
+}
+
+/// What the agent tells the host, on the control stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum FromAgent {
+    /// First message: the root file system stands, data streams are taken.
+    Hello(Hello),
+    /// First and last message: the guest can't be used, for example since no root could be mounted.
+    /// The host ends the machine.
+    Fatal {
+        /// A sentence for the user.
+        message: String,
+    },
+    /// The command runs.
+    Spawned {
+        /// Which command.
+        command_id: u32,
+    },
+    /// The command could not be started; nothing of it ran.
+    SpawnFailed {
+        /// Which command.
+        command_id: u32,
+        /// What kind of failure.
+        kind: SpawnFailure,
+        /// A sentence for the user.
+        message: String,
+    },
+    /// The command ended, and with it all that it started.
+    Exited(Exited),
+}
+
+/// The agent's first words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`crate::VERSION`] of the agent.
+    pub version: u32,
+    /// `CLOCK_BOOTTIME` of the guest when the agent's `main` began, in nanoseconds.
+    pub init_started_ns: u64,
+    /// The same clock when this message was written: the difference is the agent's share of boot.
+    pub sent_ns: u64,
+}
+
+/// Why a command was not started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum SpawnFailure {
+    /// No such program, or its interpreter is missing: 127 for a shell.
+    NotFound,
+    /// It is there but can't be executed: 126 for a shell.
+    NotExecutable,
+    /// The request itself can't be met: user, working folder, arguments too long.
+    Invalid,
+    /// The guest has no more room: processes, memory, descriptors.
+    Exhausted,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exited {
+    /// Which command.
+    pub command_id: u32,
+    /// Of its first process.
+    pub status: ExitStatus,
+    /// How often the guest killed a process of the command for lack of memory.
+    pub oom_kills: u32,
+    /// Most memory that the command held at one time, in bytes, page cache included.
+    pub peak_memory_bytes: u64,
+    /// Processor time of all its processes, in microseconds.
+    pub cpu_time_us: u64,
+}
+
+/// The status of a process that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExitStatus {
+    /// It exited with this code, 0 to 255.
+    Code(i32),
+    /// A signal of this number ended it.
+    Signal(i32),
+}
