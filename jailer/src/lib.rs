@@ -1,1 +1,1 @@
-//! .
+//! Starts a machine's process and closes its cell.

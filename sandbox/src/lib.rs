@@ -1,2 +1,44 @@
-//! .
+//! Runs code that nobody has read inside its own KVM virtual machine.
+//!
+//! A [`Sandbox`] is one virtual machine in one process of its own. Inside it, a [`Command`] is what
+//! [`std::process::Command`] is outside: it is built, spawned, waited for. What differs is what can go
+//! wrong, and [`Outcome`] says it: a time-out, lack of memory, a machine that crashed.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! sandvmm::init(); // first in `main`: the program is started again as the machine's process
+//! let sandbox = sandvmm::Sandbox::builder().memory_mib(256).start()?;
+//! let output = sandbox.command("python3").arg("-c").arg("print(6 * 7)").output()?;
+//! assert_eq!(output.stdout, b"42\n");
+//! # Ok(()) }
+//! ```
+//!
+//! Everything that a guest can say, hold or delay is bounded; the bounds are named constants beside the
+//! code that keeps them.
 #![forbid(unsafe_code)]
+
+mod builder;
+mod child;
+mod clock;
+mod command;
+mod crash;
+mod error;
+mod file;
+pub mod host;
+mod images;
+mod init;
+mod outcome;
+mod sandbox;
+mod stream;
+
+pub use builder::SandboxBuilder;
+pub use child::Child;
+pub use clock::{Clocks, CommandClocks};
+pub use command::{Command, DEFAULT_OUTPUT_LIMIT_BYTES, Output, Stdio};
+pub use crash::{Crash, CrashKind};
+pub use error::{FileError, SignalError, SpawnError, StartError};
+pub use images::{Images, ImagesError};
+pub use init::init;
+pub use outcome::{Completion, Ended, ExitStatus, Outcome, Usage};
+pub use sandbox::Sandbox;
+pub use stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};

@@ -1,0 +1,1 @@
+//! Opening the files that a user names for a machine.

@@ -1,0 +1,82 @@
+//! How a command, and how a sandbox, ended.
+
+use std::time::Duration;
+
+use crate::clock::{Clocks, CommandClocks};
+use crate::crash::Crash;
+
+/// How a command ended, what it used, and when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Completion {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// What it used; zeros where the machine ended before it could say.
+    pub usage: Usage,
+    /// When it started and ended.
+    pub clocks: CommandClocks,
+}
+
+/// How a command ended. Only [`Outcome::Exited`] with 0 is success.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It exited with this code, 0 to 255.
+    Exited(i32),
+    /// A signal of this number, 1 to 64, ended it.
+    Signaled(i32),
+    /// The sandbox's time was over; everything in it was killed.
+    TimedOut,
+    /// The guest had no more memory: it killed a process of the command, and the command did not
+    /// succeed.
+    OutOfMemory {
+        /// What the command's first process ended with all the same.
+        status: ExitStatus,
+    },
+    /// The machine ended under the command.
+    MachineCrashed(Crash),
+    /// The sandbox was ended, by [`crate::Sandbox::end`] or by dropping it, while the command ran.
+    SandboxEnded,
+    /// A policy ended it: a sentence that names the policy.
+    Policy(String),
+}
+
+impl Outcome {
+    /// Whether the command exited with 0.
+    #[must_use]
+    pub fn success(&self) -> bool {
+        matches!(self, Self::Exited(0))
+    }
+}
+
+/// The status of a process that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// It exited with this code, 0 to 255.
+    Code(i32),
+    /// A signal of this number, 1 to 64, ended it.
+    Signal(i32),
+}
+
+/// What a command, with all the processes that it started, used in the guest. As the guest says: a
+/// guest whose kernel was taken over can say anything.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// Processor time of all processes together.
+    pub cpu_time: Duration,
+    /// Most memory held at one time, in bytes, page cache included.
+    pub peak_memory_bytes: u64,
+    /// How often the guest killed one of the processes for lack of memory.
+    pub oom_kills: u32,
+}
+
+/// What is left of a sandbox after its end: nothing but this.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ended {
+    /// The phases of the machine's life; [`Clocks::all_gone`] is set.
+    pub clocks: Clocks,
+    /// Why the machine ended, if it did so before it was told to.
+    pub crash: Option<Crash>,
+}
