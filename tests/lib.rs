@@ -1,0 +1,250 @@
+//! Drives the real `sandvmm` command, found on `PATH`, the way a user does.
+//!
+//! The tests in `machine/` need a KVM host, so each is marked as ignored with that reason: a plain
+//! `cargo test` names them as such, and `cargo xtask test` runs all of them in a KVM host.
+#![expect(
+    clippy::panic,
+    clippy::expect_used,
+    reason = "a test's helper fails by panicking"
+)]
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// After this a run counts as hung, wherever it hangs. Generous: the processor may be emulated.
+pub const HUNG_AFTER: Duration = Duration::from_secs(240);
+
+/// One call of the command.
+#[derive(Debug)]
+pub struct Call(assert_cmd::Command);
+
+/// What a call did.
+#[derive(Debug)]
+pub struct Ran {
+    /// The exit code; a test fails before this when a signal ended the command.
+    pub code: i32,
+    /// Standard output, as bytes.
+    pub stdout: Vec<u8>,
+    /// Standard error, as text.
+    pub stderr: String,
+    /// From the call to the end.
+    pub wall: Duration,
+}
+
+/// `sandvmm run` with these arguments.
+pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Call {
+    sandvmm(["run"]).args(args)
+}
+
+/// `sandvmm` with these arguments.
+pub fn sandvmm<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Call {
+    let mut command = assert_cmd::Command::new("sandvmm");
+    command.timeout(HUNG_AFTER);
+    Call(command).args(args)
+}
+
+impl Call {
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        for arg in args {
+            self.0.arg(arg);
+        }
+        self
+    }
+
+    /// Adds one argument.
+    #[must_use]
+    pub fn arg(self, arg: impl AsRef<OsStr>) -> Self {
+        self.args([arg])
+    }
+
+    /// Sets a variable of the command's own environment.
+    #[must_use]
+    pub fn env(mut self, key: &str, value: impl AsRef<OsStr>) -> Self {
+        self.0.env(key, value);
+        self
+    }
+
+    /// Sets the folder that the command is called in.
+    #[must_use]
+    pub fn current_dir(mut self, folder: impl AsRef<Path>) -> Self {
+        self.0.current_dir(folder.as_ref());
+        self
+    }
+
+    /// Bytes for standard input.
+    #[must_use]
+    pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.0.write_stdin(bytes);
+        self
+    }
+
+    /// Calls it and waits for its end.
+    #[must_use]
+    #[track_caller]
+    pub fn done(mut self) -> Ran {
+        let called = Instant::now();
+        let output = match self.0.output() {
+            Ok(output) => output,
+            Err(error) => panic!("{:?} can't be called: {error}", self.0),
+        };
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        let Some(code) = output.status.code() else {
+            panic!(
+                "{:?} was ended by a signal or hung: {}\n{stderr}",
+                self.0, output.status
+            );
+        };
+        Ran {
+            code,
+            stdout: output.stdout,
+            stderr,
+            wall: called.elapsed(),
+        }
+    }
+}
+
+impl Ran {
+    /// Standard output as text; fails when it is not UTF-8.
+    #[must_use]
+    #[track_caller]
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.stdout).expect("standard output is UTF-8")
+    }
+
+    /// Standard output as the one JSON object of `--json`.
+    #[must_use]
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        match serde_json::from_slice(&self.stdout) {
+            Ok(value) => value,
+            Err(error) => panic!("no JSON on standard output ({error}): {self:?}"),
+        }
+    }
+
+    /// Checks the exit code and shows everything when it differs.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "exit code of {self:#?}");
+        self
+    }
+}
+
+/// A call that goes on beside the test; killed when dropped.
+#[derive(Debug)]
+pub struct Background(Child);
+
+impl Background {
+    /// Starts `sandvmm run` with these arguments and pipes for all three streams.
+    #[track_caller]
+    pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Self {
+        Self::start(Command::new("sandvmm").arg("run").args(args))
+    }
+
+    /// Starts this command with pipes for all three streams.
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Self {
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("sandvmm is on PATH");
+        Self(child)
+    }
+
+    /// The process, for its streams and number.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.0
+    }
+
+    /// Reads standard output until it has this text.
+    #[track_caller]
+    pub fn wait_for_output(&mut self, text: &str) {
+        let stdout = self.0.stdout.as_mut().expect("standard output is a pipe");
+        let mut seen = Vec::new();
+        let mut byte = [0];
+        while !seen.ends_with(text.as_bytes()) {
+            match stdout.read(&mut byte) {
+                Ok(1) => seen.extend_from_slice(&byte),
+                other => panic!("output ended before {text:?}: {other:?}, {seen:?}"),
+            }
+        }
+    }
+
+    /// Numbers of the machines' processes that this call has started.
+    #[must_use]
+    pub fn machines(&self) -> Vec<u32> {
+        children_of(self.0.id())
+    }
+
+    /// Waits for the end; fails when it does not come. `None` when a signal ended it.
+    #[track_caller]
+    pub fn wait(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + HUNG_AFTER;
+        loop {
+            match self.0.try_wait().expect("the child can be waited for") {
+                Some(status) => return status.code(),
+                None if Instant::now() > deadline => panic!("{:?} hung", self.0),
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // Either call fails only when the child has already been waited for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Numbers of a process's children, of all its threads.
+#[must_use]
+pub fn children_of(pid: u32) -> Vec<u32> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    threads
+        .flatten()
+        .filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok())
+        .flat_map(|list| {
+            list.split_whitespace()
+                .filter_map(|number| number.parse().ok())
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// Whether a process with this number exists, a zombie included.
+#[must_use]
+pub fn is_alive(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// Waits until `condition` holds; fails with `what` when it does not come true in `bound`.
+#[track_caller]
+pub fn eventually(bound: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + bound;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {bound:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Resident memory of a process, in KiB.
+#[must_use]
+pub fn resident_kib(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse().ok()
+}

@@ -1,0 +1,126 @@
+//! A machine that falls over says so: 125, one sentence, never 0, never a hang.
+
+use sandvmm_tests::run;
+
+/// A freestanding kernel: an ELF of one segment at 1 MiB whose code is `code`.
+fn kernel(code: &[u8]) -> (tempfile::TempDir, std::path::PathBuf) {
+    const ENTRY: u64 = 0x10_0000;
+    const CODE_OFFSET: u64 = 0x1000;
+    let mut image = vec![0; CODE_OFFSET as usize];
+    image[..16].copy_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
+    let header: [(usize, &[u8]); 8] = [
+        (16, &2u16.to_le_bytes()),
+        (18, &62u16.to_le_bytes()),
+        (20, &1u32.to_le_bytes()),
+        (24, &ENTRY.to_le_bytes()),
+        (32, &64u64.to_le_bytes()),
+        (52, &64u16.to_le_bytes()),
+        (54, &56u16.to_le_bytes()),
+        (56, &1u16.to_le_bytes()),
+    ];
+    let length = code.len() as u64;
+    let segment: [(usize, &[u8]); 8] = [
+        (64, &1u32.to_le_bytes()),
+        (68, &7u32.to_le_bytes()),
+        (72, &CODE_OFFSET.to_le_bytes()),
+        (80, &ENTRY.to_le_bytes()),
+        (88, &ENTRY.to_le_bytes()),
+        (96, &length.to_le_bytes()),
+        (104, &length.to_le_bytes()),
+        (112, &0x1000u64.to_le_bytes()),
+    ];
+    for (offset, bytes) in header.iter().chain(&segment) {
+        image[*offset..*offset + bytes.len()].copy_from_slice(bytes);
+    }
+    image.extend_from_slice(code);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kernel");
+    std::fs::write(&path, image).unwrap();
+    (folder, path)
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_guest_that_restarts_itself_is_a_crash() {
+    let program = "import ctypes
+ctypes.CDLL(None).reboot(0x1234567)";
+    let ran = run(["-u", "root", "-c", program]).done().expect(125);
+    assert_eq!(ran.stderr.lines().count(), 1, "{ran:?}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_kernel_panic_is_a_crash_with_the_kernels_own_words() {
+    // An initramfs whose /init ends at once: "Attempted to kill init!".
+    let folder = tempfile::tempdir().unwrap();
+    let init = folder.path().join("init");
+    std::fs::copy("/bin/busybox", &init)
+        .or_else(|_| std::fs::copy("/usr/bin/busybox", &init))
+        .unwrap();
+    let archive = folder.path().join("initramfs.cpio");
+    let made = std::process::Command::new("sh")
+        .args([
+            "-c",
+            "cd \"$1\" && echo init | cpio -o -H newc > initramfs.cpio",
+            "sh",
+        ])
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+
+    let ran = run(["--initrd".as_ref(), archive.as_os_str()])
+        .args(["--", "true"])
+        .done()
+        .expect(125);
+
+    assert!(
+        ran.stderr.contains("panic") && ran.stderr.contains("init"),
+        "{ran:?}"
+    );
+    let json = run(["--json", "--initrd"])
+        .arg(&archive)
+        .args(["--", "true"])
+        .done()
+        .expect(125)
+        .json();
+    assert_eq!(json["reason"], "vm_crash", "{json}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_triple_fault_is_a_crash() {
+    let (_folder, path) = kernel(&[0x0f, 0x0b]);
+    let ran = run(["--kernel"])
+        .arg(&path)
+        .args(["--", "true"])
+        .done()
+        .expect(125);
+    assert!(ran.stderr.to_lowercase().contains("triple"), "{ran:?}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_kernel_that_does_nothing_is_ended_by_the_time_out() {
+    for code in [&[0xeb, 0xfe][..], &[0xfa, 0xf4, 0xeb, 0xfd]] {
+        let (_folder, path) = kernel(code);
+        let ran = run(["--timeout", "3s", "--kernel"])
+            .arg(&path)
+            .args(["--", "true"])
+            .done()
+            .expect(124);
+        assert!(ran.wall.as_secs() < 20, "{ran:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn an_agent_that_root_kills_off_is_a_crash() {
+    // Root in the guest may do as it likes to its own guest, also end it; the host must notice.
+    let program = "import os, time
+print('before', flush=True)
+open('/proc/sysrq-trigger', 'w').write('c') if os.path.exists('/proc/sysrq-trigger') else __import__('ctypes').CDLL(None).reboot(0x1234567)
+time.sleep(1000)";
+    let ran = run(["-u", "root", "-c", program]).done().expect(125);
+    assert_eq!(ran.text(), "before\n");
+}

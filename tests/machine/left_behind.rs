@@ -1,0 +1,131 @@
+//! However a run ends, nothing is left, and its neighbours notice nothing.
+
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use sandvmm_tests::{Background, eventually, is_alive, run};
+
+fn running() -> Background {
+    let mut machine = Background::run(["--timeout", "0", "--", "sh", "-c", "echo up; sleep 1000"]);
+    machine.wait_for_output("up\n");
+    machine
+}
+
+fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn interrupt_terminate_and_hang_up_end_the_machine_at_once() {
+    for (sent, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let mut machine = running();
+        let processes = machine.machines();
+        assert_eq!(processes.len(), 1);
+
+        signal(machine.child().id(), sent);
+
+        assert_eq!(machine.wait(), Some(code));
+        assert!(
+            !is_alive(processes[0]),
+            "the machine's process outlived the command"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_machine_whose_parent_is_killed_ends_by_itself() {
+    let mut machine = running();
+    let processes = machine.machines();
+
+    signal(machine.child().id(), Signal::KILL);
+    machine.wait();
+
+    eventually(
+        Duration::from_secs(10),
+        "the machine's process is gone",
+        || processes.iter().all(|pid| !is_alive(*pid)),
+    );
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_killed_machine_is_a_crash_to_its_own_run_and_nothing_to_another() {
+    let mut doomed = running();
+    let mut neighbour = Background::run([
+        "-i",
+        "--timeout",
+        "0",
+        "--",
+        "sh",
+        "-c",
+        "echo up; read x; exit $x",
+    ]);
+    neighbour.wait_for_output("up\n");
+
+    signal(doomed.machines()[0], Signal::KILL);
+
+    assert_eq!(doomed.wait(), Some(125));
+    let mut stdin = neighbour.child().stdin.take().unwrap();
+    std::io::Write::write_all(&mut stdin, b"9\n").unwrap();
+    assert_eq!(neighbour.wait(), Some(9));
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_stopped_machine_is_still_ended_by_the_time_out() {
+    let mut machine =
+        Background::run(["--timeout", "20s", "--", "sh", "-c", "echo up; sleep 1000"]);
+    machine.wait_for_output("up\n");
+    let processes = machine.machines();
+
+    signal(processes[0], Signal::STOP);
+
+    assert_eq!(machine.wait(), Some(124));
+    assert!(!is_alive(processes[0]));
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_run_leaves_no_file_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let count = || std::fs::read_dir(folder.path()).unwrap().count();
+
+    run(["-c", "print(1)"])
+        .env("TMPDIR", folder.path())
+        .current_dir(folder.path())
+        .done()
+        .expect(0);
+
+    assert_eq!(count(), 0);
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn the_machines_process_holds_what_it_was_handed_and_nothing_of_its_parent() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = std::fs::File::create(folder.path().join("secret")).unwrap();
+    let inheritable = rustix::io::dup(&secret).unwrap();
+    rustix::io::fcntl_setfd(&inheritable, rustix::io::FdFlags::empty()).unwrap();
+    let mut machine = running();
+    drop(inheritable);
+
+    let pid = machine.machines()[0];
+    let open: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .map(|target| target.display().to_string())
+        .collect();
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+
+    assert!(
+        !open.iter().any(|target| target.contains("secret")),
+        "{open:?}"
+    );
+    assert!(open.len() < 60, "{open:?}");
+    assert!(environment.is_empty(), "{environment:?}");
+    signal(machine.child().id(), Signal::TERM);
+    machine.wait();
+}

@@ -1,0 +1,64 @@
+//! What happens at the guest's bounds: named, with a status, and with the agent alive.
+
+use sandvmm_tests::run;
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn out_of_memory_is_named_and_the_output_before_it_is_kept() {
+    let program = "print('before', flush=True)
+hog = []
+while True: hog.append(bytearray(1 << 20))";
+
+    let ran = run(["--json", "-c", program]).done();
+
+    let json = ran.json();
+    assert_eq!(json["reason"], "oom", "{json}");
+    assert_eq!(json["exit_code"], 137, "{json}");
+    assert_eq!(json["stdout"], "before\n");
+    assert!(json["usage"]["oom_kills"].as_u64().unwrap() >= 1, "{json}");
+    assert!(
+        json["usage"]["peak_memory_bytes"].as_u64().unwrap() > 100 << 20,
+        "{json}"
+    );
+    let plain = run(["-c", program]).done().expect(137);
+    assert!(plain.stderr.contains("memory"), "{plain:?}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_child_that_ran_out_of_memory_leaves_its_parent_alone() {
+    let program = "import subprocess
+done = subprocess.run(['python3', '-c', 'x = []\\nwhile True: x.append(bytearray(1 << 20))'])
+print(done.returncode)";
+    let ran = run(["-c", program]).done().expect(0);
+    assert_eq!(ran.text(), "-9\n");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_fork_bomb_hits_its_limit_and_the_status_still_comes() {
+    let program = "import os, time
+count = 0
+try:
+    while True:
+        if os.fork() == 0: time.sleep(1000); os._exit(0)
+        count += 1
+except OSError as error:
+    print(error.errno, count > 50)";
+    let ran = run(["--timeout", "200s", "--memory", "512M", "-c", program])
+        .done()
+        .expect(0);
+    assert_eq!(ran.text(), "11 True\n");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn filling_the_disk_is_an_error_to_the_program_that_does_it() {
+    let program = "import errno
+try:
+    with open('filler', 'wb') as file:
+        while True: file.write(bytes(1 << 20))
+except OSError as error: print(errno.errorcode[error.errno])";
+    let ran = run(["--timeout", "120s", "-c", program]).done().expect(0);
+    assert_eq!(ran.text(), "ENOSPC\n");
+}

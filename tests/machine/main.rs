@@ -1,0 +1,25 @@
+//! Whole machines in a KVM host: each sentence of the README's promises, tried for real.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    reason = "a test and its helpers fail by panicking"
+)]
+
+mod bad_input;
+mod bench;
+mod crash;
+mod doctor;
+mod environment;
+mod exit_status;
+mod input;
+mod json;
+mod language;
+mod left_behind;
+mod limits;
+mod output;
+mod programs;
+mod soak;
+mod terminal;
