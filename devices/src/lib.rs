@@ -25,6 +25,8 @@
 pub mod block;
 pub mod bus;
 pub mod interrupt;
+pub mod reset;
+pub mod serial;
 pub mod virtio;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,6 @@
 //! A descriptor chain that was read once, and the buffers it names.
 
+use virtio_bindings::virtio_ring::VRING_DESC_F_INDIRECT;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{
     Address, Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions, VolatileSlice,
@@ -7,8 +8,6 @@ use vm_memory::{
 
 use super::queue::QueueError;
 use super::registers::{DESCRIPTOR_SIZE, QueueLayout};
-
-use virtio_bindings::bindings::virtio_ring::VRING_DESC_F_INDIRECT;
 
 /// Why a buffer can't be used. The chain's head is returned to the driver all the same, and the queue goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -69,6 +69,32 @@ pub struct Activation {
     pub features: u64,
 }
 
+impl Activation {
+    /// The queues, as many as the device has.
+    ///
+    /// # Errors
+    ///
+    /// [`ActivationError::QueueCount`].
+    pub fn into_queues<const N: usize>(self) -> Result<[ActiveQueue; N], ActivationError> {
+        <[ActiveQueue; N]>::try_from(self.queues).map_err(|queues| ActivationError::QueueCount {
+            expected: N,
+            given: queues.len(),
+        })
+    }
+}
+
+/// Fills `data` from `config`, a configuration space, from `offset` bytes on; zeros past its end.
+pub fn read_config_bytes(config: &[u8], offset: u64, data: &mut [u8]) {
+    let rest = usize::try_from(offset)
+        .ok()
+        .and_then(|offset| config.get(offset..))
+        .unwrap_or_default();
+    data.fill(0);
+    data.iter_mut()
+        .zip(rest)
+        .for_each(|(byte, value)| *byte = *value);
+}
+
 /// Why a device can't be taken into service.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivationError {
@@ -149,15 +175,16 @@ impl QueueEvents {
         self.events.iter()
     }
 
-    /// Registers all of them with the event loop: called from the subscriber's `init`.
+    /// Registers all of them with the event loop: called from the subscriber's `init`, once, while the machine is built.
     ///
-    /// # Errors
-    ///
-    /// The event manager's, for example when called twice.
-    pub fn register(&self, ops: &mut EventOps<'_>) -> Result<(), event_manager::Error> {
-        self.events
-            .iter()
-            .try_for_each(|event| ops.add(Events::new(event, EventSet::IN)))
+    /// A failure (the system's limit on watched descriptors) is logged: `init` has no other way to say it, and the
+    /// guest will wait for its device until the machine's deadline.
+    pub fn register(&self, ops: &mut EventOps<'_>) {
+        for event in self.iter() {
+            if let Err(error) = ops.add(Events::new(event, EventSet::IN)) {
+                tracing::error!(%error, "A queue's event could not be added to the event loop");
+            }
+        }
     }
 
     /// Which queue an event of the loop belongs to, with the kick taken; `None` where it belongs to no queue.

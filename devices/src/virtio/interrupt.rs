@@ -4,16 +4,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use virtio_bindings::virtio_config::VIRTIO_CONFIG_S_NEEDS_RESET;
+use virtio_bindings::virtio_mmio::{VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING};
+
 use crate::interrupt::Interrupt;
-
-/// Interrupt status bit 0: the device used a buffer (virtio 1.2 §4.2.2).
-pub const INTERRUPT_USED_BUFFER: u32 = 1;
-
-/// Interrupt status bit 1: the configuration, or the device status, changed (virtio 1.2 §4.2.2).
-pub const INTERRUPT_CONFIG_CHANGE: u32 = 2;
-
-/// Device status bit DEVICE_NEEDS_RESET (virtio 1.2 §2.1): the only one that the device sets.
-pub const STATUS_DEVICE_NEEDS_RESET: u32 = 0x40;
 
 /// A virtio device's voice: its interrupt line with the two registers that explain an interrupt.
 ///
@@ -51,7 +45,7 @@ impl VirtioInterrupt {
     ///
     /// As [`Interrupt::trigger`].
     pub fn signal_used_queue(&self) -> io::Result<()> {
-        self.raise(INTERRUPT_USED_BUFFER)
+        self.raise(VIRTIO_MMIO_INT_VRING)
     }
 
     /// Tells the driver that the configuration space or the device status changed.
@@ -60,7 +54,7 @@ impl VirtioInterrupt {
     ///
     /// As [`Interrupt::trigger`].
     pub fn signal_config_change(&self) -> io::Result<()> {
-        self.raise(INTERRUPT_CONFIG_CHANGE)
+        self.raise(VIRTIO_MMIO_INT_CONFIG)
     }
 
     /// Sets DEVICE_NEEDS_RESET and tells the driver (virtio 1.2 §2.1.2).
@@ -69,14 +63,14 @@ impl VirtioInterrupt {
     ///
     /// As [`Interrupt::trigger`]; the bit is set all the same.
     pub fn set_needs_reset(&self) -> io::Result<()> {
-        self.add_device_status(STATUS_DEVICE_NEEDS_RESET);
+        self.add_device_status(VIRTIO_CONFIG_S_NEEDS_RESET);
         self.signal_config_change()
     }
 
     /// Whether [`Self::set_needs_reset`] was called since the last reset.
     #[must_use]
     pub fn needs_reset(&self) -> bool {
-        self.device_status() & STATUS_DEVICE_NEEDS_RESET != 0
+        self.device_status() & VIRTIO_CONFIG_S_NEEDS_RESET != 0
     }
 
     /// The InterruptStatus register.

@@ -17,12 +17,17 @@
 
 use std::sync::{Arc, Mutex};
 
-use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
-use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use virtio_bindings::virtio_config::{
+    VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK,
+    VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,
+    VIRTIO_F_VERSION_1,
+};
+use virtio_bindings::virtio_mmio as reg;
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::GuestMemoryMmap;
 
 use super::device::{Activation, ActivationError, QueueEvents, VirtioDevice};
-use super::interrupt::{STATUS_DEVICE_NEEDS_RESET, VirtioInterrupt};
+use super::interrupt::VirtioInterrupt;
 use super::queue::ActiveQueue;
 use super::registers::{QueueLayout, QueueRegisters, first_overlap};
 use crate::bus::BusDevice;
@@ -47,47 +52,17 @@ const VERSION: u32 = 2;
 /// "SVMM", little endian. A driver must not depend on it (virtio 1.2 §4.2.2).
 const VENDOR: u32 = 0x4d4d_5653;
 
-/// Offsets of the registers (virtio 1.2 §4.2.2, table 4.1).
-mod offset {
-    pub(super) const MAGIC: u64 = 0x00;
-    pub(super) const VERSION: u64 = 0x04;
-    pub(super) const DEVICE_ID: u64 = 0x08;
-    pub(super) const VENDOR_ID: u64 = 0x0c;
-    pub(super) const DEVICE_FEATURES: u64 = 0x10;
-    pub(super) const DEVICE_FEATURES_SEL: u64 = 0x14;
-    pub(super) const DRIVER_FEATURES: u64 = 0x20;
-    pub(super) const DRIVER_FEATURES_SEL: u64 = 0x24;
-    pub(super) const QUEUE_SEL: u64 = 0x30;
-    pub(super) const QUEUE_NUM_MAX: u64 = 0x34;
-    pub(super) const QUEUE_NUM: u64 = 0x38;
-    pub(super) const QUEUE_READY: u64 = 0x44;
-    pub(super) const QUEUE_NOTIFY: u64 = super::QUEUE_NOTIFY_OFFSET;
-    pub(super) const INTERRUPT_STATUS: u64 = 0x60;
-    pub(super) const INTERRUPT_ACK: u64 = 0x64;
-    pub(super) const STATUS: u64 = 0x70;
-    pub(super) const QUEUE_DESC_LOW: u64 = 0x80;
-    pub(super) const QUEUE_DESC_HIGH: u64 = 0x84;
-    pub(super) const QUEUE_DRIVER_LOW: u64 = 0x90;
-    pub(super) const QUEUE_DRIVER_HIGH: u64 = 0x94;
-    pub(super) const QUEUE_DEVICE_LOW: u64 = 0xa0;
-    pub(super) const QUEUE_DEVICE_HIGH: u64 = 0xa4;
-    pub(super) const SHM_LEN_LOW: u64 = 0xb0;
-    pub(super) const SHM_LEN_HIGH: u64 = 0xb4;
-    pub(super) const SHM_BASE_LOW: u64 = 0xb8;
-    pub(super) const SHM_BASE_HIGH: u64 = 0xbc;
-}
-
-/// Bits of the Status register that the driver sets (virtio 1.2 §2.1).
-mod status {
-    pub(super) const ACKNOWLEDGE: u32 = 1;
-    pub(super) const DRIVER: u32 = 2;
-    pub(super) const DRIVER_OK: u32 = 4;
-    pub(super) const FEATURES_OK: u32 = 8;
-    pub(super) const FAILED: u32 = 0x80;
-}
-
 /// Features that the transport adds to every device's own.
 const TRANSPORT_FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX;
+
+/// What the Status register holds after each step of virtio 1.2 §3.1.1.
+mod step {
+    use virtio_bindings::virtio_config as bit;
+
+    pub(super) const ACKNOWLEDGED: u32 = bit::VIRTIO_CONFIG_S_ACKNOWLEDGE;
+    pub(super) const DRIVER_FOUND: u32 = ACKNOWLEDGED | bit::VIRTIO_CONFIG_S_DRIVER;
+    pub(super) const FEATURES_AGREED: u32 = DRIVER_FOUND | bit::VIRTIO_CONFIG_S_FEATURES_OK;
+}
 
 /// A device behind a register file.
 #[derive(Debug)]
@@ -194,8 +169,8 @@ impl<D: VirtioDevice> MmioTransport<D> {
         data.fill(0);
         if let Some(config_offset) = offset.checked_sub(CONFIG_OFFSET) {
             lock(&self.device).read_config(config_offset, data);
-        } else if let Ok(register) = <&mut [u8; 4]>::try_from(data)
-            && offset.is_multiple_of(4)
+        } else if let Some(offset) = register_offset(offset)
+            && let Ok(register) = <&mut [u8; 4]>::try_from(data)
         {
             *register = self.read_register(offset).to_le_bytes();
         }
@@ -203,63 +178,64 @@ impl<D: VirtioDevice> MmioTransport<D> {
 
     /// Writes a register. Configuration space is read-only.
     pub fn write(&self, offset: u64, data: &[u8]) {
-        if let Ok(bytes) = <[u8; 4]>::try_from(data)
-            && offset.is_multiple_of(4)
-            && offset < CONFIG_OFFSET
+        if let Some(offset) = register_offset(offset)
+            && let Ok(bytes) = <[u8; 4]>::try_from(data)
         {
             self.write_register(offset, u32::from_le_bytes(bytes));
         }
     }
 
-    fn read_register(&self, offset: u64) -> u32 {
+    fn read_register(&self, offset: u32) -> u32 {
         match offset {
-            offset::INTERRUPT_STATUS => return self.interrupt.interrupt_status(),
-            offset::STATUS => return self.interrupt.device_status(),
+            reg::VIRTIO_MMIO_INTERRUPT_STATUS => return self.interrupt.interrupt_status(),
+            reg::VIRTIO_MMIO_STATUS => return self.interrupt.device_status(),
             _ => {}
         }
         let registers = lock(&self.registers);
         match offset {
-            offset::MAGIC => MAGIC,
-            offset::VERSION => VERSION,
-            offset::DEVICE_ID => self.device_type,
-            offset::VENDOR_ID => VENDOR,
-            offset::DEVICE_FEATURES => half(self.offered_features, registers.device_features_sel),
-            offset::QUEUE_NUM_MAX => registers
+            reg::VIRTIO_MMIO_MAGIC_VALUE => MAGIC,
+            reg::VIRTIO_MMIO_VERSION => VERSION,
+            reg::VIRTIO_MMIO_DEVICE_ID => self.device_type,
+            reg::VIRTIO_MMIO_VENDOR_ID => VENDOR,
+            reg::VIRTIO_MMIO_DEVICE_FEATURES => {
+                half(self.offered_features, registers.device_features_sel)
+            }
+            reg::VIRTIO_MMIO_QUEUE_NUM_MAX => registers
                 .selected()
                 .map_or(0, |slot| u32::from(slot.registers.max_size())),
-            offset::QUEUE_READY => registers
+            reg::VIRTIO_MMIO_QUEUE_READY => registers
                 .selected()
                 .map_or(0, |slot| u32::from(slot.ready.is_some())),
             // A region that does not exist has length and base −1 (virtio 1.2 §4.2.2).
-            offset::SHM_LEN_LOW
-            | offset::SHM_LEN_HIGH
-            | offset::SHM_BASE_LOW
-            | offset::SHM_BASE_HIGH => u32::MAX,
+            reg::VIRTIO_MMIO_SHM_LEN_LOW
+            | reg::VIRTIO_MMIO_SHM_LEN_HIGH
+            | reg::VIRTIO_MMIO_SHM_BASE_LOW
+            | reg::VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
             // ConfigGeneration with them: the configuration never changes.
             _ => 0,
         }
     }
 
-    fn write_register(&self, offset: u64, value: u32) {
+    fn write_register(&self, offset: u32, value: u32) {
         match offset {
-            offset::INTERRUPT_ACK => return self.interrupt.acknowledge(value),
-            offset::QUEUE_NOTIFY => return self.notify(value),
+            reg::VIRTIO_MMIO_INTERRUPT_ACK => return self.interrupt.acknowledge(value),
+            reg::VIRTIO_MMIO_QUEUE_NOTIFY => return self.notify(value),
             _ => {}
         }
         let mut registers = lock(&self.registers);
         match offset {
-            offset::STATUS => self.write_status(&mut registers, value),
-            offset::DEVICE_FEATURES_SEL => registers.device_features_sel = value,
-            offset::DRIVER_FEATURES_SEL => registers.driver_features_sel = value,
-            offset::DRIVER_FEATURES => self.write_driver_features(&mut registers, value),
-            offset::QUEUE_SEL => registers.queue_sel = value,
+            reg::VIRTIO_MMIO_STATUS => self.write_status(&mut registers, value),
+            reg::VIRTIO_MMIO_DEVICE_FEATURES_SEL => registers.device_features_sel = value,
+            reg::VIRTIO_MMIO_DRIVER_FEATURES_SEL => registers.driver_features_sel = value,
+            reg::VIRTIO_MMIO_DRIVER_FEATURES => self.write_driver_features(&mut registers, value),
+            reg::VIRTIO_MMIO_QUEUE_SEL => registers.queue_sel = value,
             _ => self.write_queue_register(&mut registers, offset, value),
         }
     }
 
     /// A kick that came as a plain write: the machine's ioeventfd usually takes it before.
     fn notify(&self, queue: u32) {
-        if self.interrupt.device_status() & status::DRIVER_OK != 0
+        if self.interrupt.device_status() & VIRTIO_CONFIG_S_DRIVER_OK != 0
             && let Ok(index) = usize::try_from(queue)
         {
             self.queue_events.kick(index);
@@ -268,7 +244,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
 
     /// Driver features count between DRIVER and FEATURES_OK.
     fn write_driver_features(&self, registers: &mut Registers, value: u32) {
-        if self.driver_status() != status::ACKNOWLEDGE | status::DRIVER {
+        if self.driver_status() != step::DRIVER_FOUND {
             return;
         }
         let shift = match registers.driver_features_sel {
@@ -284,14 +260,14 @@ impl<D: VirtioDevice> MmioTransport<D> {
     }
 
     /// Queue registers count between FEATURES_OK and DRIVER_OK, and while the queue is not ready.
-    fn write_queue_register(&self, registers: &mut Registers, offset: u64, value: u32) {
-        if self.driver_status() != status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK {
+    fn write_queue_register(&self, registers: &mut Registers, offset: u32, value: u32) {
+        if self.driver_status() != step::FEATURES_AGREED {
             return;
         }
         let Some(slot) = registers.selected_mut() else {
             return;
         };
-        if offset == offset::QUEUE_READY {
+        if offset == reg::VIRTIO_MMIO_QUEUE_READY {
             // A layout that fails its check leaves the queue not ready, as the driver can read.
             slot.ready = match value {
                 1 => slot
@@ -306,13 +282,13 @@ impl<D: VirtioDevice> MmioTransport<D> {
         }
         let queue = &mut slot.registers;
         match offset {
-            offset::QUEUE_NUM => queue.size = value,
-            offset::QUEUE_DESC_LOW => set_low(&mut queue.descriptor_table, value),
-            offset::QUEUE_DESC_HIGH => set_high(&mut queue.descriptor_table, value),
-            offset::QUEUE_DRIVER_LOW => set_low(&mut queue.driver_area, value),
-            offset::QUEUE_DRIVER_HIGH => set_high(&mut queue.driver_area, value),
-            offset::QUEUE_DEVICE_LOW => set_low(&mut queue.device_area, value),
-            offset::QUEUE_DEVICE_HIGH => set_high(&mut queue.device_area, value),
+            reg::VIRTIO_MMIO_QUEUE_NUM => queue.size = value,
+            reg::VIRTIO_MMIO_QUEUE_DESC_LOW => set_low(&mut queue.descriptor_table, value),
+            reg::VIRTIO_MMIO_QUEUE_DESC_HIGH => set_high(&mut queue.descriptor_table, value),
+            reg::VIRTIO_MMIO_QUEUE_AVAIL_LOW => set_low(&mut queue.driver_area, value),
+            reg::VIRTIO_MMIO_QUEUE_AVAIL_HIGH => set_high(&mut queue.driver_area, value),
+            reg::VIRTIO_MMIO_QUEUE_USED_LOW => set_low(&mut queue.device_area, value),
+            reg::VIRTIO_MMIO_QUEUE_USED_HIGH => set_high(&mut queue.device_area, value),
             _ => {}
         }
     }
@@ -328,18 +304,18 @@ impl<D: VirtioDevice> MmioTransport<D> {
         }
         let before = self.driver_status();
         // A driver writes back what it reads, so the device's own bit may be in it.
-        let after = value & !STATUS_DEVICE_NEEDS_RESET;
-        if before & status::FAILED != 0 || after & before != before {
+        let after = value & !VIRTIO_CONFIG_S_NEEDS_RESET;
+        if before & VIRTIO_CONFIG_S_FAILED != 0 || after & before != before {
             return;
         }
         match (before, after & !before) {
-            (0, status::ACKNOWLEDGE)
-            | (status::ACKNOWLEDGE, status::DRIVER)
-            | (_, status::FAILED) => self.interrupt.add_device_status(after),
-            (3, status::FEATURES_OK) if self.acceptable(registers) => {
+            (0, VIRTIO_CONFIG_S_ACKNOWLEDGE)
+            | (step::ACKNOWLEDGED, VIRTIO_CONFIG_S_DRIVER)
+            | (_, VIRTIO_CONFIG_S_FAILED) => self.interrupt.add_device_status(after),
+            (step::DRIVER_FOUND, VIRTIO_CONFIG_S_FEATURES_OK) if self.acceptable(registers) => {
                 self.interrupt.add_device_status(after);
             }
-            (11, status::DRIVER_OK) if !self.interrupt.needs_reset() => {
+            (step::FEATURES_AGREED, VIRTIO_CONFIG_S_DRIVER_OK) if !self.interrupt.needs_reset() => {
                 self.driver_ok(registers);
             }
             _ => {}
@@ -356,7 +332,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
     /// Turns the queue registers into queues and hands them to the device, or says that it needs a reset.
     fn driver_ok(&self, registers: &Registers) {
         if self.activate(registers).is_ok() {
-            self.interrupt.add_device_status(status::DRIVER_OK);
+            self.interrupt.add_device_status(VIRTIO_CONFIG_S_DRIVER_OK);
             // A driver may have made buffers available before; and the device begins on the event loop.
             (0..self.queue_events.len()).for_each(|index| self.queue_events.kick(index));
         } else {
@@ -401,7 +377,7 @@ impl<D: VirtioDevice> MmioTransport<D> {
 
     /// The Status register without the device's bit.
     fn driver_status(&self) -> u32 {
-        self.interrupt.device_status() & !STATUS_DEVICE_NEEDS_RESET
+        self.interrupt.device_status() & !VIRTIO_CONFIG_S_NEEDS_RESET
     }
 }
 
@@ -413,6 +389,13 @@ impl<D: VirtioDevice> BusDevice for MmioTransport<D> {
     fn write(&self, offset: u64, data: &[u8]) {
         MmioTransport::write(self, offset, data);
     }
+}
+
+/// The offset of a register: aligned, and below the configuration space.
+fn register_offset(offset: u64) -> Option<u32> {
+    (offset.is_multiple_of(4) && offset < CONFIG_OFFSET)
+        .then_some(offset)
+        .and_then(|offset| u32::try_from(offset).ok())
 }
 
 /// The low 32 bits for selector 0, the high ones for 1, and 0 for features that can't exist.

@@ -14,7 +14,7 @@ pub mod registers;
 pub(crate) mod testing;
 
 pub use chain::{BufferError, Buffers, Chain, Segment};
-pub use device::{Activation, ActivationError, QueueEvents, VirtioDevice};
+pub use device::{Activation, ActivationError, QueueEvents, VirtioDevice, read_config_bytes};
 pub use interrupt::VirtioInterrupt;
 pub use mmio::MmioTransport;
 pub use queue::{ActiveQueue, Drained, QueueError};

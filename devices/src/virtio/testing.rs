@@ -4,7 +4,7 @@ use std::num::Wrapping;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use virtio_queue::desc::split::{Descriptor, VirtqUsedElem};
+use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::device::{Activation, ActivationError, VirtioDevice};
@@ -194,9 +194,9 @@ impl DriverQueue {
             return None;
         }
         let at = self.device_area() + 4 + u64::from(self.seen.0 % self.size) * 8;
-        let used: VirtqUsedElem = self.memory.read_obj(GuestAddress(at)).unwrap();
+        let [id, len]: [u32; 2] = self.memory.read_obj(GuestAddress(at)).unwrap();
         self.seen += 1;
-        Some((u16::try_from(used.id()).unwrap(), used.len()))
+        Some((u16::try_from(id).unwrap(), len))
     }
 
     /// The used index.
