@@ -1,0 +1,299 @@
+//! A machine's process, seen from its supervisor.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// The name that a machine's process is started under, its `argv[0]`. 15 bytes: as many as Linux shows of a
+/// process's name (`TASK_COMM_LEN`, less its end).
+pub const PROCESS_NAME: &str = "sandvmm-machine";
+
+/// Most bytes kept of what a machine's process wrote to its standard error: the last ones. A panic's message
+/// and place fit.
+const MAX_STDERR_TAIL_BYTES: usize = 4 << 10;
+
+/// Most bytes read of the standard error at one time, so that a process that floods it delays nobody.
+const STDERR_CHUNK_BYTES: usize = 4 << 10;
+
+/// How long a killed process may take until it is gone. Tearing down a large machine's memory takes tens of
+/// milliseconds; a process that is stuck in its kernel is left to the system after this.
+const REAP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why a machine's process could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The program could not be executed.
+    #[error("The program could not be executed")]
+    Spawn(#[source] io::Error),
+    /// The process's pipe or descriptor could not be made.
+    #[error("The process's descriptors could not be made")]
+    Descriptors(#[source] io::Error),
+}
+
+/// How a machine's process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessEnd {
+    /// It exited with this code.
+    Exited(i32),
+    /// A signal of this number ended it.
+    Signaled(i32),
+    /// It is gone, but something else in this program reaped it first and took its status, or it could not
+    /// be reaped within 10 s of its kill.
+    Unknown,
+}
+
+/// A machine's process. Dropping it kills and reaps it.
+#[derive(Debug)]
+pub struct MachineProcess {
+    child: Child,
+    pidfd: OwnedFd,
+    stderr: Option<OwnedFd>,
+    stderr_tail: VecDeque<u8>,
+    end: Option<ProcessEnd>,
+}
+
+/// Starts `program`, an absolute path, as a machine's process whose standard input is `socket`.
+///
+/// Its environment is empty, its working folder `/`, its standard output null; its standard error is a pipe
+/// whose last bytes are kept. It gets a process group of its own: what a terminal sends to the supervisor's
+/// group (Ctrl-C) does not reach it, the supervisor decides. The *thread* that calls this must live as long as
+/// the process shall: see [`crate::enter`].
+///
+/// # Errors
+/// See [`StartError`].
+pub fn start(program: &Path, socket: OwnedFd) -> Result<MachineProcess, StartError> {
+    let (stderr, childs_stderr) =
+        pipe_with(PipeFlags::CLOEXEC).map_err(|error| StartError::Descriptors(error.into()))?;
+    rustix::fs::fcntl_setfl(&stderr, OFlags::NONBLOCK)
+        .map_err(|error| StartError::Descriptors(error.into()))?;
+    let mut child = Command::new(program)
+        .arg0(PROCESS_NAME)
+        .env_clear()
+        .current_dir("/")
+        .process_group(0)
+        .stdin(Stdio::from(socket))
+        .stdout(Stdio::null())
+        .stderr(Stdio::from(childs_stderr))
+        .spawn()
+        .map_err(StartError::Spawn)?;
+    match pidfd_open(pid(&child), PidfdFlags::empty()) {
+        Ok(pidfd) => Ok(MachineProcess {
+            child,
+            pidfd,
+            stderr: Some(stderr),
+            stderr_tail: VecDeque::new(),
+            end: None,
+        }),
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(StartError::Descriptors(error.into()))
+        }
+    }
+}
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+impl MachineProcess {
+    /// The process's id, for messages.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// A descriptor that becomes readable when the process has ended.
+    #[must_use]
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// The standard error's pipe, until it has ended: when it is readable, call [`Self::read_stderr`].
+    #[must_use]
+    pub fn stderr(&self) -> Option<BorrowedFd<'_>> {
+        self.stderr.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Reads one piece of the standard error without waiting; false when there is no more now.
+    pub fn read_stderr(&mut self) -> bool {
+        let Some(stderr) = &self.stderr else {
+            return false;
+        };
+        let mut chunk = [0; STDERR_CHUNK_BYTES];
+        match rustix::io::read(stderr, &mut chunk) {
+            Ok(0) => {
+                self.stderr = None;
+                false
+            }
+            Ok(count) => {
+                self.stderr_tail.extend(chunk.iter().take(count));
+                let surplus = self.stderr_tail.len().saturating_sub(MAX_STDERR_TAIL_BYTES);
+                self.stderr_tail.drain(..surplus);
+                true
+            }
+            Err(Errno::INTR) => true,
+            Err(Errno::AGAIN) => false,
+            Err(_) => {
+                self.stderr = None;
+                false
+            }
+        }
+    }
+
+    /// The last bytes of the standard error that were read, 4 KiB at most.
+    #[must_use]
+    pub fn stderr_tail(&self) -> Vec<u8> {
+        self.stderr_tail.iter().copied().collect()
+    }
+
+    /// Kills the process. It is gone only after [`Self::wait`].
+    pub fn kill(&self) {
+        if self.end.is_none() {
+            // The descriptor names this very process: a reused id is never hit.
+            let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        }
+    }
+
+    /// Waits at most `limit` for the process to end by itself, and reaps it; `None` when it still runs.
+    pub fn wait_timeout(&mut self, limit: Duration) -> Option<ProcessEnd> {
+        if self.end.is_none() && self.has_ended(limit) {
+            self.end = Some(match self.child.try_wait() {
+                Ok(Some(status)) => match (status.code(), status.signal()) {
+                    (Some(code), _) => ProcessEnd::Exited(code),
+                    (None, Some(signal)) => ProcessEnd::Signaled(signal),
+                    (None, None) => ProcessEnd::Unknown,
+                },
+                Ok(None) | Err(_) => ProcessEnd::Unknown,
+            });
+        }
+        self.end
+    }
+
+    /// Kills and reaps the process.
+    pub fn end(&mut self) -> ProcessEnd {
+        self.kill();
+        self.wait_timeout(REAP_LIMIT).unwrap_or(ProcessEnd::Unknown)
+    }
+
+    /// Whether the process ends within `limit`.
+    fn has_ended(&self, limit: Duration) -> bool {
+        let deadline = std::time::Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            let mut descriptors = [PollFd::new(&self.pidfd, PollFlags::IN)];
+            match poll(&mut descriptors, Timespec::try_from(left).ok().as_ref()) {
+                Ok(count) => return count > 0,
+                Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+}
+
+impl Drop for MachineProcess {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Starts a shell under the machine's name; what it does comes on its standard input, the socket.
+    fn shell(script: &str) -> (MachineProcess, OwnedFd) {
+        let (ours, theirs) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::STREAM,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        rustix::io::write(&ours, script.as_bytes()).unwrap();
+        (start(Path::new("/bin/sh"), theirs).unwrap(), ours)
+    }
+
+    fn drain(process: &mut MachineProcess) -> String {
+        while process.read_stderr() {}
+        String::from_utf8(process.stderr_tail()).unwrap()
+    }
+
+    #[test]
+    fn the_end_and_the_last_words_of_a_process_are_known() {
+        let (mut process, _socket) = shell("echo gone wrong >&2; exit 3\n");
+
+        let end = process.wait_timeout(Duration::from_secs(10));
+
+        assert_eq!(end, Some(ProcessEnd::Exited(3)));
+        assert_eq!(drain(&mut process), "gone wrong\n");
+    }
+
+    #[test]
+    fn the_process_starts_with_nothing_of_its_supervisors() {
+        let (mut process, _socket) =
+            shell("echo \"$0 $(pwd) ${HOME-none} ${USER-none}\" >&2; exit 0\n");
+
+        process.wait_timeout(Duration::from_secs(10)).unwrap();
+
+        assert_eq!(drain(&mut process), "sandvmm-machine / none none\n");
+    }
+
+    #[test]
+    fn only_the_last_words_are_kept() {
+        let (mut process, _socket) =
+            shell("i=0; while [ $i -lt 3000 ]; do echo $i >&2; i=$((i+1)); done; exit 0\n");
+
+        while process.wait_timeout(Duration::from_millis(5)).is_none() {
+            process.read_stderr();
+        }
+        let tail = drain(&mut process);
+
+        assert_eq!(tail.len(), MAX_STDERR_TAIL_BYTES);
+        assert!(tail.ends_with("\n2999\n"));
+    }
+
+    #[test]
+    fn a_process_that_does_not_end_is_waited_for_no_longer_than_said() {
+        let (mut process, _socket) = shell("read never\n");
+
+        assert_eq!(process.wait_timeout(Duration::from_millis(20)), None);
+        assert_eq!(process.end(), ProcessEnd::Signaled(9));
+        assert_eq!(process.end(), ProcessEnd::Signaled(9));
+    }
+
+    #[test]
+    fn dropping_leaves_no_process_and_no_zombie() {
+        let (process, _socket) = shell("read never\n");
+        let folder = format!("/proc/{}", process.id());
+        assert!(fs::exists(&folder).unwrap());
+
+        drop(process);
+
+        assert!(!fs::exists(&folder).unwrap());
+    }
+
+    #[test]
+    fn a_missing_program_is_an_error() {
+        let (_ours, theirs) = rustix::pipe::pipe().unwrap();
+
+        let error = start(Path::new("/nonexistent/sandvmm"), theirs).unwrap_err();
+
+        assert!(
+            matches!(error, StartError::Spawn(source) if source.kind() == io::ErrorKind::NotFound)
+        );
+    }
+}
