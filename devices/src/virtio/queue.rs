@@ -258,3 +258,6 @@ fn ring_error(source: virtio_queue::Error) -> QueueError {
         other => QueueError::Ring(other),
     }
 }
+
+#[cfg(test)]
+mod tests;
