@@ -15,7 +15,7 @@ pub const SECTOR_SIZE: u64 = 512;
 /// so an implementation must not read it twice and expect the same. A disk
 /// that ends early (cut short while the machine runs) is an error, never a short transfer.
 pub trait Disk: Debug + Send {
-    /// Size in sectors of [`SECTOR_SIZE`] bytes. Does not change.
+    /// Size in sectors of [`SECTOR_SIZE`] bytes; in bytes it fits 64 bits. Does not change.
     fn capacity_sectors(&self) -> u64;
 
     /// Whether writing is refused.

@@ -8,6 +8,8 @@
 
 pub mod disk;
 pub mod request;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::io;
 

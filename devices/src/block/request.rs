@@ -352,3 +352,6 @@ impl DiskService {
         Ok(0)
     }
 }
+
+#[cfg(test)]
+mod tests;
