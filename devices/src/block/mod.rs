@@ -93,6 +93,12 @@ impl Block {
         })
     }
 
+    /// Whether the driver has taken the device into service.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.queue.is_some()
+    }
+
     fn serve(&mut self) {
         let Some(queue) = &mut self.queue else {
             return;

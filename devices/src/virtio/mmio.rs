@@ -415,3 +415,6 @@ fn set_low(address: &mut u64, value: u32) {
 fn set_high(address: &mut u64, value: u32) {
     *address = *address & u64::from(u32::MAX) | u64::from(value) << 32;
 }
+
+#[cfg(test)]
+mod tests;
