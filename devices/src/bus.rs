@@ -128,3 +128,143 @@ impl Bus {
         (last <= range.last).then(|| (range.device.as_ref(), address - range.base))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Mutex, mpsc};
+
+    /// Reads give the offset; writes are kept.
+    #[derive(Debug, Default)]
+    struct Echo {
+        written: Mutex<Vec<(u64, Vec<u8>)>>,
+    }
+
+    impl BusDevice for Echo {
+        fn read(&self, offset: u64, data: &mut [u8]) {
+            data.fill(offset.to_le_bytes()[0]);
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) {
+            crate::lock(&self.written).push((offset, data.to_vec()));
+        }
+    }
+
+    #[test]
+    fn test_access_reaches_the_device_with_its_offset() {
+        let device = Arc::new(Echo::default());
+        let mut bus = Bus::new();
+        bus.insert(0x60, 5, Arc::new(Echo::default())).unwrap();
+        bus.insert(0x3f8, 8, device.clone()).unwrap();
+        let mut data = [0; 2];
+
+        assert!(bus.read(0x3fe, &mut data));
+        assert!(bus.write(0x3f8, &[1, 2]));
+
+        assert_eq!(data, [6, 6]);
+        assert_eq!(*crate::lock(&device.written), [(0, vec![1, 2])]);
+    }
+
+    #[test]
+    fn test_access_to_nothing_or_over_an_end_floats() {
+        let mut bus = Bus::new();
+        bus.insert(0x100, 8, Arc::new(Echo::default())).unwrap();
+        bus.insert(0x108, 8, Arc::new(Echo::default())).unwrap();
+        bus.insert(u64::MAX - 3, 4, Arc::new(Echo::default()))
+            .unwrap();
+        for (address, len) in [
+            (0, 1),
+            (0xff, 1),
+            (0xff, 2),
+            (0x106, 4),
+            (0x110, 1),
+            (0x100, 0),
+            (u64::MAX - 4, 1),
+            (u64::MAX, 2),
+        ] {
+            let mut data = vec![0; len];
+            assert!(!bus.read(address, &mut data), "{address:#x}");
+            assert!(data.iter().all(|byte| *byte == FLOATING));
+            assert!(!bus.write(address, &data));
+        }
+        assert!(bus.read(u64::MAX, &mut [0]));
+    }
+
+    #[test]
+    fn test_insert_overlapping_range_returns_overlap() {
+        let mut bus = Bus::new();
+        bus.insert(0x100, 0x10, Arc::new(Echo::default())).unwrap();
+        for (base, len) in [
+            (0x100, 0x10),
+            (0x10f, 1),
+            (0xff, 2),
+            (0, u64::MAX),
+            (0x104, 2),
+        ] {
+            assert_eq!(
+                bus.insert(base, len, Arc::new(Echo::default())),
+                Err(BusError::Overlap {
+                    base,
+                    len,
+                    other: 0x100
+                })
+            );
+        }
+        bus.insert(0xff, 1, Arc::new(Echo::default())).unwrap();
+        bus.insert(0x110, 1, Arc::new(Echo::default())).unwrap();
+    }
+
+    #[test]
+    fn test_insert_empty_or_wrapping_range_returns_bad_range() {
+        let mut bus = Bus::new();
+        for (base, len) in [(0, 0), (u64::MAX, 2), (1, u64::MAX), (u64::MAX, 0)] {
+            let result = bus.insert(base, len, Arc::new(Echo::default()));
+            assert!(matches!(result, Ok(()) | Err(BusError::BadRange { .. })));
+            assert_eq!(
+                result.is_ok(),
+                len != 0 && base.checked_add(len - 1).is_some(),
+                "{base:#x} {len:#x}"
+            );
+        }
+    }
+
+    /// Waits in its handler until it is told to go on.
+    #[derive(Debug)]
+    struct Slow {
+        entered: mpsc::SyncSender<()>,
+        go_on: Mutex<mpsc::Receiver<()>>,
+    }
+
+    impl BusDevice for Slow {
+        fn read(&self, _offset: u64, _data: &mut [u8]) {
+            self.entered.send(()).unwrap();
+            crate::lock(&self.go_on).recv().unwrap();
+        }
+
+        fn write(&self, _offset: u64, _data: &[u8]) {}
+    }
+
+    #[test]
+    fn test_slow_handler_does_not_hold_up_other_devices() {
+        let (entered, is_entered) = mpsc::sync_channel(0);
+        let (go_on, receiver) = mpsc::channel();
+        let mut bus = Bus::new();
+        bus.insert(0, 1, Arc::new(Echo::default())).unwrap();
+        bus.insert(
+            1,
+            1,
+            Arc::new(Slow {
+                entered,
+                go_on: Mutex::new(receiver),
+            }),
+        )
+        .unwrap();
+
+        std::thread::scope(|scope| {
+            scope.spawn(|| bus.read(1, &mut [0]));
+            is_entered.recv().unwrap();
+            assert!(bus.read(0, &mut [0]), "while the other handler runs");
+            go_on.send(()).unwrap();
+        });
+    }
+}

@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn test_printing_more_than_the_tail_keeps_the_end() {
         let port = SerialPort::new(None, Sink::new());
-        let text: Vec<u8> = (0..TAIL_LEN * 3 + 7).map(|n| (n % 251) as u8).collect();
+        let text: Vec<u8> = (0..=250).cycle().take(TAIL_LEN * 3 + 7).collect();
 
         print(&port, &text);
 

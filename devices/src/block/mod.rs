@@ -197,3 +197,52 @@ impl MutEventSubscriber for Block {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::testing::MemoryDisk;
+    use super::*;
+
+    fn block(read_only: bool) -> Block {
+        let mut disk = MemoryDisk::new(1 << 4);
+        disk.read_only = read_only;
+        Block::new(Box::new(disk), [0; DISK_ID_LEN]).unwrap()
+    }
+
+    fn config_u32(block: &Block, offset: usize) -> u32 {
+        let mut field = [0; 4];
+        block.read_config(offset as u64, &mut field);
+        u32::from_le_bytes(field)
+    }
+
+    #[test]
+    fn test_read_only_disk_offers_no_way_to_write() {
+        let block = block(true);
+        assert_ne!(block.features() & 1 << VIRTIO_BLK_F_RO, 0);
+        assert_eq!(block.features() & 1 << VIRTIO_BLK_F_DISCARD, 0);
+        assert_eq!(block.features() & 1 << VIRTIO_BLK_F_WRITE_ZEROES, 0);
+        assert_eq!(config_u32(&block, config_offset::MAX_DISCARD_SECTORS), 0);
+    }
+
+    #[test]
+    fn test_writable_disk_offers_what_the_requests_allow() {
+        let block = block(false);
+        assert_eq!(block.features() & 1 << VIRTIO_BLK_F_RO, 0);
+        assert_ne!(block.features() & 1 << VIRTIO_BLK_F_DISCARD, 0);
+        assert_ne!(block.features() & 1 << VIRTIO_BLK_F_WRITE_ZEROES, 0);
+        assert_eq!(
+            config_u32(&block, config_offset::MAX_WRITE_ZEROES_SECTORS),
+            MAX_RANGE_SECTORS
+        );
+    }
+
+    /// A chain of header, segments and status fits the queue: else a conforming driver would be stuck.
+    #[test]
+    fn test_longest_chain_fits_the_queue() {
+        let block = block(false);
+        let segments = config_u32(&block, config_offset::SEG_MAX);
+        assert!(segments + 2 <= u32::from(block.queue_max_sizes()[0]));
+        assert_eq!(config_u32(&block, config_offset::BLK_SIZE), BLOCK_SIZE);
+        assert_eq!(u64::from(BLOCK_SIZE), SECTOR_SIZE);
+    }
+}
