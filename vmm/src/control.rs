@@ -123,6 +123,9 @@ pub enum EndReason {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
+    /// The other side does not read: nothing was sent.
+    #[error("The other end of the control socket does not read")]
+    Full,
     /// The other side has closed the socket, or is gone.
     #[error("The other end of the control socket is gone")]
     Closed,
@@ -163,23 +166,46 @@ impl ControlSocket {
         message: &T,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), ControlError> {
+        self.send_with(message, descriptors, SendFlags::NOSIGNAL)
+    }
+
+    /// As [`Self::send`], but never waits for the other side to read.
+    ///
+    /// # Errors
+    /// As [`Self::send`], and [`ControlError::Full`].
+    pub fn try_send<T: Serialize>(
+        &self,
+        message: &T,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), ControlError> {
+        self.send_with(
+            message,
+            descriptors,
+            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+        )
+    }
+
+    fn send_with<T: Serialize>(
+        &self,
+        message: &T,
+        descriptors: &[BorrowedFd<'_>],
+        flags: SendFlags,
+    ) -> Result<(), ControlError> {
         let packet = postcard::to_stdvec(message).map_err(|_| ControlError::Malformed)?;
         if packet.len() > MAX_MESSAGE_BYTES || descriptors.len() > MAX_DESCRIPTORS {
             return Err(ControlError::Malformed);
         }
-        let mut space =
-            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
         }
-        match rustix::net::sendmsg(
-            &self.0,
-            &[IoSlice::new(&packet)],
-            &mut ancillary,
-            SendFlags::NOSIGNAL,
-        ) {
+        let packet = [IoSlice::new(&packet)];
+        match rustix::io::retry_on_intr(|| {
+            rustix::net::sendmsg(&self.0, &packet, &mut ancillary, flags)
+        }) {
             Ok(_) => Ok(()),
+            Err(rustix::io::Errno::AGAIN) => Err(ControlError::Full),
             Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
                 Err(ControlError::Closed)
             }
@@ -192,17 +218,38 @@ impl ControlSocket {
     /// # Errors
     /// See [`ControlError`].
     pub fn receive<T: DeserializeOwned>(&self) -> Result<(T, Vec<OwnedFd>), ControlError> {
+        loop {
+            if let Some(received) = self.receive_with(RecvFlags::CMSG_CLOEXEC)? {
+                return Ok(received);
+            }
+        }
+    }
+
+    /// As [`Self::receive`], but never waits: `None` when there is no message.
+    ///
+    /// # Errors
+    /// See [`ControlError`].
+    pub fn try_receive<T: DeserializeOwned>(
+        &self,
+    ) -> Result<Option<(T, Vec<OwnedFd>)>, ControlError> {
+        self.receive_with(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+    }
+
+    fn receive_with<T: DeserializeOwned>(
+        &self,
+        flags: RecvFlags,
+    ) -> Result<Option<(T, Vec<OwnedFd>)>, ControlError> {
         let mut packet = vec![0; MAX_MESSAGE_BYTES];
-        let mut space =
-            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let received = match rustix::net::recvmsg(
             &self.0,
             &mut [IoSliceMut::new(&mut packet)],
             &mut ancillary,
-            RecvFlags::CMSG_CLOEXEC,
+            flags,
         ) {
             Ok(received) => received,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
             Err(rustix::io::Errno::CONNRESET) => return Err(ControlError::Closed),
             Err(error) => return Err(ControlError::Socket(error.into())),
         };
@@ -223,7 +270,7 @@ impl ControlSocket {
         }
         let body = packet.get(..received.bytes).unwrap_or_default();
         let message = postcard::from_bytes(body).map_err(|_| ControlError::Malformed)?;
-        Ok((message, descriptors))
+        Ok(Some((message, descriptors)))
     }
 }
 
@@ -281,6 +328,26 @@ mod tests {
 
         assert!(matches!(sent, Err(ControlError::Closed)));
         assert!(matches!(received, Err(ControlError::Closed)));
+    }
+
+    #[test]
+    fn a_reader_that_does_not_read_is_not_waited_for() {
+        let (supervisor, machine) = ControlSocket::pair().unwrap();
+        let message = ToMachine::Connect { port: 9 };
+
+        let sent = (0..100_000)
+            .map(|_| machine.try_send(&message, &[]))
+            .take_while(Result::is_ok)
+            .count();
+
+        assert!(matches!(
+            machine.try_send(&message, &[]),
+            Err(ControlError::Full)
+        ));
+        for _ in 0..sent {
+            supervisor.receive::<ToMachine>().unwrap();
+        }
+        assert!(supervisor.try_receive::<ToMachine>().unwrap().is_none());
     }
 
     #[test]

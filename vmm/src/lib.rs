@@ -1,6 +1,30 @@
 //! One virtual machine: guest memory, vCPUs, boot protocol, event loop.
 //!
 //! This crate is the inside of a *machine's process*. It takes open descriptors and never a path, holds
-//! no policy, and speaks to its supervisor over one socket: see [`control`].
+//! no policy, and speaks to its supervisor over one socket: see [`control`]. [`serve`] is all of it:
+//!
+//! ```text
+//!  serve ── receives Start ──► builder: memory → slots → interrupt controller → kernel → devices → vCPUs
+//!    │                            │
+//!    │◄───────── Machine ─────────┘          vCPU threads ── exits ──► devices
+//!    └─ event loop: control socket, end of the machine, devices
+//! ```
 
+pub mod boot;
+pub mod builder;
+pub mod cmdline;
 pub mod control;
+pub mod cpuid;
+pub mod disk;
+pub mod end;
+mod event_loop;
+pub mod kernel;
+pub mod layout;
+pub mod memory;
+pub mod mptable;
+pub mod registers;
+mod serve;
+pub mod vcpu;
+mod volatile_io;
+
+pub use serve::{Served, serve};

@@ -1,0 +1,119 @@
+//! The event loop: the control socket, the end of the machine, and the devices, on one thread.
+
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+
+use crate::builder::Subscriber;
+use crate::control::{ControlError, ControlSocket, EndReason, ToMachine};
+use crate::end::EndSignal;
+
+/// Most events that are taken from the system at once.
+const MAX_EVENTS: usize = 64;
+
+/// Why the event loop could not go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum LoopError {
+    /// The event manager's failure.
+    #[error("The event loop failed")]
+    Manager(#[from] event_manager::Error),
+}
+
+/// Why the event loop is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Over {
+    /// The supervisor closed its end of the socket, died, or said something that is no message.
+    Supervisor,
+    /// The machine ended by itself.
+    Machine(EndReason),
+}
+
+/// What the supervisor and the end of the machine have to say.
+struct Control {
+    socket: Arc<ControlSocket>,
+    end: Arc<EndSignal>,
+    over: Option<Over>,
+}
+
+impl Control {
+    fn hear_supervisor(&mut self, events: EventSet) {
+        if events.intersects(EventSet::HANG_UP | EventSet::READ_HANG_UP | EventSet::ERROR) {
+            self.over = Some(Over::Supervisor);
+            return;
+        }
+        match self.socket.try_receive::<ToMachine>() {
+            Ok(Some((ToMachine::Connect { port }, descriptors))) => {
+                let _ = (port, descriptors);
+            }
+            Ok(None) => {}
+            // A second start, or a message that this version does not know.
+            Ok(Some(_)) | Err(ControlError::Malformed | ControlError::Closed) => {
+                self.over = Some(Over::Supervisor);
+            }
+            Err(_) => self.over = Some(Over::Supervisor),
+        }
+    }
+}
+
+impl MutEventSubscriber for Control {
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let registered = ops
+            .add(Events::new_raw(
+                raw(&self.socket),
+                EventSet::IN | EventSet::READ_HANG_UP,
+            ))
+            .and_then(|()| ops.add(Events::new(self.end.event(), EventSet::IN)));
+        if let Err(error) = registered {
+            self.over = Some(Over::Machine(EndReason::HostFailed(format!(
+                "The event loop took no more descriptors: {error}"
+            ))));
+        }
+    }
+
+    fn process(&mut self, events: Events, _ops: &mut EventOps<'_>) {
+        if events.fd() == raw(&self.socket) {
+            self.hear_supervisor(events.event_set());
+        } else {
+            // The reset port rings without a reason: it is one.
+            let reason = self.end.reason().unwrap_or(EndReason::Reset);
+            self.over.get_or_insert(Over::Machine(reason));
+        }
+    }
+}
+
+/// Serves everything until the machine is over.
+///
+/// # Errors
+/// See [`LoopError`].
+pub(crate) fn run(
+    socket: &Arc<ControlSocket>,
+    end: &Arc<EndSignal>,
+    devices: Vec<Subscriber>,
+) -> Result<Over, LoopError> {
+    let control = Arc::new(Mutex::new(Control {
+        socket: Arc::clone(socket),
+        end: Arc::clone(end),
+        over: None,
+    }));
+    let mut manager = EventManager::<Subscriber>::new_with_capacity(MAX_EVENTS)?;
+    manager.add_subscriber(Arc::clone(&control) as Subscriber);
+    for device in devices {
+        manager.add_subscriber(device);
+    }
+    loop {
+        manager.run()?;
+        if let Some(over) = lock(&control).over.take() {
+            return Ok(over);
+        }
+    }
+}
+
+fn raw(socket: &ControlSocket) -> RawFd {
+    socket.as_fd().as_raw_fd()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

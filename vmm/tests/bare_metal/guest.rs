@@ -1,0 +1,228 @@
+//! A test in the supervisor's place.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sandvmm_vmm::control::{
+    ControlSocket, DiskConfig, EndReason, FromMachine, MachineConfig, ToMachine,
+};
+use sandvmm_vmm::{Served, serve};
+
+/// Where the code is loaded and entered.
+pub(crate) const CODE: u64 = 0x10_0000;
+
+/// A page directory for the addresses from 3 to 4 GiB, which the boot page tables leave out: guest code that wants the virtio devices
+/// writes its address into the directory pointer table.
+const HIGH_PAGE_DIRECTORY: u64 = 0x20_0000;
+
+/// How long a guest may take for what a test waits for. A software KVM is slow, and tests run beside each other.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What to start.
+pub(crate) struct Guest {
+    config: MachineConfig,
+    kernel: OwnedFd,
+    disks: Vec<OwnedFd>,
+}
+
+/// A machine that was started.
+pub(crate) struct Started {
+    pub(crate) socket: ControlSocket,
+    thread: JoinHandle<Served>,
+}
+
+/// The machine's own end.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) reason: EndReason,
+    pub(crate) console: String,
+}
+
+/// `/dev/kvm`, or `None` after saying that the test is skipped.
+pub(crate) fn kvm(test: &str) -> Option<OwnedFd> {
+    match OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+        Ok(file) => Some(file.into()),
+        Err(error) => {
+            // Past the test harness's capture: a skipped test is not to look like one that passed.
+            let mut tty = std::io::stderr().lock();
+            let _ = writeln!(tty, "SKIPPED {test}: /dev/kvm can't be opened: {error}");
+            None
+        }
+    }
+}
+
+/// Binds the machine of a test or ends it as skipped.
+macro_rules! kvm_or_skip {
+    ($test:literal) => {
+        match crate::guest::kvm($test) {
+            Some(kvm) => kvm,
+            None => return,
+        }
+    };
+}
+pub(crate) use kvm_or_skip;
+
+/// An anonymous file with these bytes.
+pub(crate) fn file(bytes: &[u8]) -> OwnedFd {
+    let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    File::from(file.try_clone().unwrap())
+        .write_all_at(bytes, 0)
+        .unwrap();
+    file
+}
+
+/// The smallest ELF kernel: `code`, and the page directory.
+pub(crate) fn elf(code: &[u8]) -> Vec<u8> {
+    const CODE_OFFSET: usize = 0x1000;
+    let directory: Vec<u8> = (0..512u64)
+        .flat_map(|page| (0xc000_0000 + (page << 21) | 0x83).to_le_bytes())
+        .collect();
+    let directory_offset = CODE_OFFSET + code.len().next_multiple_of(0x1000);
+
+    let mut elf = Vec::from(*b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
+    elf.extend_from_slice(&[2, 0, 62, 0, 1, 0, 0, 0]);
+    elf.extend_from_slice(&CODE.to_le_bytes());
+    elf.extend_from_slice(&64u64.to_le_bytes()); // e_phoff
+    elf.extend_from_slice(&[0; 12]);
+    for half in [64u16, 56, 2, 0, 0, 0] {
+        elf.extend_from_slice(&half.to_le_bytes());
+    }
+    for (offset, address, len) in [
+        (CODE_OFFSET, CODE, code.len()),
+        (directory_offset, HIGH_PAGE_DIRECTORY, directory.len()),
+    ] {
+        elf.extend_from_slice(&[1, 0, 0, 0, 7, 0, 0, 0]);
+        for word in [
+            offset as u64,
+            address,
+            address,
+            len as u64,
+            len as u64,
+            0x1000,
+        ] {
+            elf.extend_from_slice(&word.to_le_bytes());
+        }
+    }
+    elf.resize(CODE_OFFSET, 0);
+    elf.extend_from_slice(code);
+    elf.resize(directory_offset, 0);
+    elf.extend_from_slice(&directory);
+    elf
+}
+
+impl Guest {
+    /// A machine with one vCPU that runs `code`.
+    pub(crate) fn new(code: &[u8]) -> Self {
+        Self {
+            config: MachineConfig {
+                vcpu_count: 1,
+                memory_mib: 32,
+                cmdline: String::new(),
+                guest_cid: 3,
+                rng_seed: [0; 32],
+                has_initramfs: false,
+                has_console: false,
+                disks: Vec::new(),
+            },
+            kernel: file(&elf(code)),
+            disks: Vec::new(),
+        }
+    }
+
+    pub(crate) fn vcpus(mut self, count: u8) -> Self {
+        self.config.vcpu_count = count;
+        self
+    }
+
+    pub(crate) fn memory_mib(mut self, memory_mib: u32) -> Self {
+        self.config.memory_mib = memory_mib;
+        self
+    }
+
+    pub(crate) fn kernel(mut self, bytes: &[u8]) -> Self {
+        self.kernel = file(bytes);
+        self
+    }
+
+    pub(crate) fn disk(mut self, disk: OwnedFd, read_only: bool) -> Self {
+        self.config.disks.push(DiskConfig {
+            read_only,
+            serial: "disk".into(),
+        });
+        self.disks.push(disk);
+        self
+    }
+
+    /// Starts it on a thread of the test's process.
+    pub(crate) fn start(self, kvm: OwnedFd) -> Started {
+        let (socket, theirs) = ControlSocket::pair().unwrap();
+        let mut descriptors = vec![kvm.as_fd(), self.kernel.as_fd()];
+        descriptors.extend(self.disks.iter().map(AsFd::as_fd));
+        socket
+            .send(&ToMachine::Start(self.config), &descriptors)
+            .unwrap();
+        Started {
+            socket,
+            thread: std::thread::spawn(|| serve(theirs)),
+        }
+    }
+}
+
+impl Started {
+    /// The next message.
+    pub(crate) fn next(&self) -> (FromMachine, Vec<OwnedFd>) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(message) = self.socket.try_receive().unwrap() {
+                return message;
+            }
+            let left = deadline
+                .checked_duration_since(Instant::now())
+                .expect("the machine says nothing");
+            let left = Timespec::try_from(left).unwrap();
+            poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&left)).unwrap();
+        }
+    }
+
+    /// Waits until the first vCPU runs.
+    pub(crate) fn running(&self) {
+        let (message, _) = self.next();
+        assert!(
+            matches!(message, FromMachine::Running { .. }),
+            "{message:?}"
+        );
+    }
+
+    /// Waits for the machine's own end.
+    pub(crate) fn ended(self) -> Ended {
+        loop {
+            if let (
+                FromMachine::Ended {
+                    reason,
+                    console_tail,
+                },
+                _,
+            ) = self.next()
+            {
+                assert_eq!(self.thread.join().unwrap(), Served::Ended);
+                return Ended {
+                    reason,
+                    console: String::from_utf8(console_tail).unwrap(),
+                };
+            }
+        }
+    }
+
+    /// Closes the socket, and gives how long the machine lived on.
+    pub(crate) fn close(self) -> Duration {
+        drop(self.socket);
+        let closed = Instant::now();
+        assert_eq!(self.thread.join().unwrap(), Served::Closed);
+        closed.elapsed()
+    }
+}
