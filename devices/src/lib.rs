@@ -28,6 +28,7 @@ pub mod interrupt;
 pub mod reset;
 pub mod serial;
 pub mod virtio;
+pub mod vsock;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,0 +1,5 @@
+//! The device against a driver that plays by the rules or breaks them, over rings in memory, real socket pairs and a real event loop.
+
+mod guest;
+
+mod streams;
