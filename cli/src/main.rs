@@ -1,4 +1,34 @@
-//! .
+//! The command `sandvmm`: parses, prints, exits. What it does is done by the library of the same name.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod args;
+mod bench;
+mod doctor;
+mod environment;
+mod escape;
+mod machine;
+mod notice;
+mod output;
+mod quantity;
+mod run;
+mod terminal;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+
+use crate::args::{Bench, Cli, Task};
+
+fn main() -> ExitCode {
+    let called_at = Instant::now();
+    sandvmm::init();
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let code = match Cli::parse_from(&line).task {
+        Task::Run(args) => run::run(&args, &line, called_at),
+        Task::Doctor(args) => doctor::doctor(&args),
+        Task::Bench(Bench::Boot(args)) => bench::boot(&args),
+    };
+    ExitCode::from(code)
+}

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Take};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ pub enum ScriptError {
     )]
     Unknown(PathBuf),
     /// The system refuses to open or read it.
-    #[error("The script '{}' can't be read: {source}", .path.display())]
+    #[error("The script '{}' can't be read", .path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -164,10 +164,10 @@ impl Script {
         }
     }
 
-    /// The script's bytes, [`MAX_SCRIPT_BYTES`] at most, also if the file grows meanwhile.
-    #[must_use]
-    pub fn into_reader(self) -> Take<File> {
-        self.file.take(MAX_SCRIPT_BYTES)
+    /// The script's bytes, [`MAX_SCRIPT_BYTES`] at most, also if the file grows meanwhile. To be read once:
+    /// two readers share one position.
+    pub fn reader(&self) -> impl Read {
+        (&self.file).take(MAX_SCRIPT_BYTES)
     }
 }
 
@@ -241,7 +241,7 @@ mod tests {
         let script = open_named(OsStr::new("a.py"), b"print(1)\n").unwrap();
 
         let mut content = Vec::new();
-        script.into_reader().read_to_end(&mut content).unwrap();
+        script.reader().read_to_end(&mut content).unwrap();
 
         assert_eq!(content, b"print(1)\n");
     }

@@ -1,0 +1,360 @@
+//! The command line: what may be said, and its help.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::quantity::{QuantityError, parse_memory_mib, parse_timeout};
+
+/// Runs `bench boot` makes unless told otherwise.
+const DEFAULT_BOOTS: u32 = 20;
+
+/// Most runs of one `bench boot`: their samples are kept until the end, 64 bytes each.
+const MAX_BOOTS: u32 = 1_000_000;
+
+const RUN_USAGE: &str = "sandvmm run [OPTIONS] SCRIPT [ARGS...]
+       sandvmm run [OPTIONS] -- COMMAND [ARGS...]
+       sandvmm run [OPTIONS] -c CODE [ARGS...]
+       sandvmm run [OPTIONS] - [ARGS...]";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  sandvmm run hello.py                     A script of the host; what follows it is its own
+  sandvmm run -c 'print(6 * 7)'            Python code
+  sandvmm run -- uname -a                  A command of the guest's image
+  sandvmm run -i wordcount.py < book.txt   With standard input
+  sandvmm run -t -- bash                   At a terminal
+  sandvmm run --json --timeout 5s job.py   One JSON object with output, reason, clocks and usage
+
+Exit codes:
+  The program's own; 128+N after signal N; 124 time-out; 125 sandvmm's own failure; 126 not executable;
+  127 not found; 2 usage.";
+
+/// Runs code that nobody has read inside its own virtual machine.
+#[derive(Debug, Parser)]
+#[command(name = "sandvmm", version, propagate_version = false)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) task: Task,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Task {
+    /// Boot a fresh virtual machine, run a script or command in it, and end with its status
+    #[command(override_usage = RUN_USAGE, after_help = RUN_EXAMPLES)]
+    Run(Box<RunArgs>),
+    /// Say whether this machine can run virtual machines, what is missing, and what to do
+    Doctor(DoctorArgs),
+    /// Measure
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Boot fresh machines one after another and print when each phase was reached
+    Boot(BenchBootArgs),
+}
+
+/// `sandvmm doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `sandvmm bench boot`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchBootArgs {
+    /// How many machines to boot
+    #[arg(short = 'n', long = "runs", value_name = "N", default_value_t = DEFAULT_BOOTS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BOOTS)))]
+    pub(crate) runs: u32,
+    /// Print one JSON object with every sample
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The machine.
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+/// The machine that `run` and `bench boot` make.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Machine")]
+pub(crate) struct MachineArgs {
+    /// Guest kernel, a vmlinux or bzImage [default: that of the data folder]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// Initramfs with the guest agent [default: that of the data folder]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) initrd: Option<PathBuf>,
+    /// Raw image of the root file system: erofs, squashfs or ext4 [default: that of the data folder]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) rootfs: Option<PathBuf>,
+    /// Virtual processors
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u8).range(1..=32))]
+    pub(crate) cpus: u8,
+    /// Memory, for example 256M or 2G
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_memory_mib)]
+    pub(crate) memory: u32,
+}
+
+/// `sandvmm run`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RunArgs {
+    /// A script of the host, or `-` for one from standard input; after `--`, a command of the guest
+    #[arg(
+        value_name = "SCRIPT [ARGS...]",
+        trailing_var_arg = true,
+        required_unless_present = "code",
+        hide = true
+    )]
+    pub(crate) words: Vec<OsString>,
+    /// Python code to run; the words after it are its arguments, after -- those that look like options
+    #[arg(short = 'c', value_name = "CODE")]
+    pub(crate) code: Option<OsString>,
+
+    /// Longest time for all of it, for example 30s, 1m30s or 500ms; 0 for none
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = Timeout::parse)]
+    pub(crate) timeout: Timeout,
+    /// Set a variable, or hand on the host's when only KEY is given; may be repeated
+    #[arg(short = 'e', long = "env", value_name = "KEY[=VALUE]")]
+    pub(crate) env: Vec<OsString>,
+    /// Set the variables of a file, one KEY=VALUE a line; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub(crate) env_file: Vec<PathBuf>,
+    /// Working folder in the guest [default: the user's home]
+    #[arg(short = 'w', long = "workdir", value_name = "DIR")]
+    pub(crate) workdir: Option<PathBuf>,
+    /// Who runs it, by name or number [default: an unprivileged user]
+    #[arg(short = 'u', long = "user", value_name = "USER[:GROUP]")]
+    pub(crate) user: Option<String>,
+    /// Give it standard input; it is empty otherwise
+    #[arg(short = 'i', long = "interactive")]
+    pub(crate) interactive: bool,
+    /// Give it a terminal of the size of this one, and the keys typed here
+    #[arg(short = 't', long = "tty", conflicts_with = "json")]
+    pub(crate) tty: bool,
+    /// Print one JSON object with output, reason, clocks and usage, and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Keep sandvmm's own messages to itself; the program's output still shows
+    #[arg(short = 'q', long, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Show the guest kernel's messages and when each phase was reached, on standard error
+    #[arg(short = 'v', long)]
+    pub(crate) verbose: bool,
+    /// The machine.
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+/// A time-out; `None` is none at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Timeout(pub(crate) Option<Duration>);
+
+impl Timeout {
+    fn parse(text: &str) -> Result<Self, QuantityError> {
+        parse_timeout(text).map(Self)
+    }
+}
+
+/// What `run` is to run.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Program {
+    /// A script of the host and its arguments.
+    Script(PathBuf, Vec<OsString>),
+    /// A Python script from standard input, and its arguments.
+    Input(Vec<OsString>),
+    /// Python code and its arguments.
+    Code(OsString, Vec<OsString>),
+    /// A command of the guest and its arguments.
+    Command(OsString, Vec<OsString>),
+}
+
+impl RunArgs {
+    /// What is to be run; `line` is the whole command line, since only it tells whether `--` came first.
+    /// `None` when nothing is named.
+    pub(crate) fn program(&self, line: &[OsString]) -> Option<Program> {
+        if let Some(code) = &self.code {
+            return Some(Program::Code(code.clone(), self.words.clone()));
+        }
+        let (first, rest) = self.words.split_first()?;
+        // From the first of them on all words are taken as they stand: they are the line's last.
+        let before = line.len().checked_sub(self.words.len() + 1);
+        if before
+            .and_then(|at| line.get(at))
+            .is_some_and(|word| word == OsStr::new("--"))
+        {
+            Some(Program::Command(first.clone(), rest.to_vec()))
+        } else if first == OsStr::new("-") {
+            Some(Program::Input(rest.to_vec()))
+        } else {
+            Some(Program::Script(PathBuf::from(first), rest.to_vec()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    fn parse(line: &[&str]) -> Result<(RunArgs, Option<Program>), ErrorKind> {
+        let line: Vec<OsString> = ["sandvmm", "run"]
+            .iter()
+            .chain(line)
+            .map(OsString::from)
+            .collect();
+        match Cli::try_parse_from(&line)
+            .map_err(|error| error.kind())?
+            .task
+        {
+            Task::Run(args) => {
+                let program = args.program(&line);
+                Ok((*args, program))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn program(line: &[&str]) -> Program {
+        parse(line).unwrap().1.unwrap()
+    }
+
+    fn script(path: &str, args: &[&str]) -> Program {
+        Program::Script(path.into(), args.iter().map(OsString::from).collect())
+    }
+
+    fn command(name: &str, args: &[&str]) -> Program {
+        Program::Command(name.into(), args.iter().map(OsString::from).collect())
+    }
+
+    #[test]
+    fn the_description_holds_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_a_script_is_its_own() {
+        assert_eq!(program(&["a.py"]), script("a.py", &[]));
+        assert_eq!(
+            program(&["--json", "a.py", "--json", "-c", "--", "-x"]),
+            script("a.py", &["--json", "-c", "--", "-x"])
+        );
+        assert!(!parse(&["a.py", "--json"]).unwrap().0.json);
+    }
+
+    #[test]
+    fn two_hyphens_begin_a_command() {
+        assert_eq!(program(&["--", "ls", "-l"]), command("ls", &["-l"]));
+        assert_eq!(
+            program(&["-e", "A=1", "--", "a.py", "--", "x"]),
+            command("a.py", &["--", "x"])
+        );
+        assert_eq!(program(&["--", "--", "x"]), command("--", &["x"]));
+        assert_eq!(program(&["--", "-"]), command("-", &[]));
+    }
+
+    #[test]
+    fn code_takes_the_words_after_it() {
+        let (args, found) = parse(&["-c", "code", "--json", "a", "-x", "--"]).unwrap();
+
+        assert!(args.json);
+        assert_eq!(
+            found,
+            Some(Program::Code(
+                "code".into(),
+                vec!["a".into(), "-x".into(), "--".into()]
+            ))
+        );
+        assert_eq!(
+            program(&["-c", "code", "--", "-x"]),
+            Program::Code("code".into(), vec!["-x".into()])
+        );
+        assert_eq!(program(&["-c", ""]), Program::Code("".into(), vec![]));
+    }
+
+    #[test]
+    fn a_hyphen_is_standard_input() {
+        assert_eq!(
+            program(&["-", "-x", "y"]),
+            Program::Input(vec!["-x".into(), "y".into()])
+        );
+    }
+
+    #[test]
+    fn the_defaults_are_the_documented_ones() {
+        let (args, _) = parse(&["a.py"]).unwrap();
+
+        assert_eq!((args.machine.cpus, args.machine.memory), (1, 256));
+        assert_eq!(args.timeout, Timeout(Some(Duration::from_secs(30))));
+        assert!(!args.interactive && !args.tty && !args.json && !args.quiet && !args.verbose);
+    }
+
+    #[test]
+    fn options_are_read() {
+        let (args, _) = parse(&[
+            "--cpus",
+            "4",
+            "--memory",
+            "2G",
+            "--timeout",
+            "0",
+            "-e",
+            "A=1",
+            "-eB",
+            "--env-file",
+            "f",
+            "-w",
+            "/tmp",
+            "-u",
+            "root:root",
+            "-it",
+            "-v",
+            "--kernel",
+            "k",
+            "--initrd",
+            "i",
+            "--rootfs",
+            "r",
+            "a.py",
+        ])
+        .unwrap();
+
+        assert_eq!((args.machine.cpus, args.machine.memory), (4, 2048));
+        assert_eq!(args.timeout, Timeout(None));
+        assert_eq!(args.env, [OsString::from("A=1"), OsString::from("B")]);
+        assert!(args.interactive && args.tty && args.verbose);
+        assert_eq!(args.user.as_deref(), Some("root:root"));
+    }
+
+    #[test]
+    fn usage_errors_are_told_apart() {
+        for (line, kind) in [
+            (&[][..], ErrorKind::MissingRequiredArgument),
+            (&["--bogus", "a.py"], ErrorKind::UnknownArgument),
+            (&["-t", "--json", "a.py"], ErrorKind::ArgumentConflict),
+            (&["-q", "-v", "a.py"], ErrorKind::ArgumentConflict),
+            (&["--cpus", "0", "a.py"], ErrorKind::ValueValidation),
+            (&["--cpus", "33", "a.py"], ErrorKind::ValueValidation),
+            (&["--memory", "lots", "a.py"], ErrorKind::ValueValidation),
+            (&["--timeout", "soon", "a.py"], ErrorKind::ValueValidation),
+            (
+                &["--timeout", "1s", "--timeout", "2s", "a.py"],
+                ErrorKind::ArgumentConflict,
+            ),
+        ] {
+            assert_eq!(parse(line).unwrap_err(), kind, "{line:?}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! From the options of a machine to the library's builder, and the names of its life's phases.
+
+use std::time::{Duration, Instant};
+
+use sandvmm::{Clocks, Sandbox, SandboxBuilder};
+
+use crate::args::MachineArgs;
+
+/// A builder with these options; the library's defaults where there are none.
+pub(crate) fn builder(args: &MachineArgs, called_at: Instant) -> SandboxBuilder {
+    let mut builder = Sandbox::builder()
+        .cpus(args.cpus)
+        .memory_mib(args.memory)
+        .called_at(called_at);
+    if let Some(path) = &args.kernel {
+        builder = builder.kernel(path);
+    }
+    if let Some(path) = &args.initrd {
+        builder = builder.initrd(path);
+    }
+    if let Some(path) = &args.rootfs {
+        builder = builder.rootfs(path);
+    }
+    builder
+}
+
+/// The phases of a machine's life that end when the named thing is reached, in their order, and when that
+/// was, counted from the user's call.
+pub(crate) fn phases(clocks: &Clocks) -> [(&'static str, Option<Duration>); 7] {
+    [
+        ("process started", clocks.process_started),
+        ("vCPU running", clocks.vcpu_running),
+        ("guest init", clocks.guest_init),
+        ("agent ready", clocks.agent_ready),
+        ("first output", clocks.first_output),
+        ("program exited", clocks.exited),
+        ("all gone", clocks.all_gone),
+    ]
+}

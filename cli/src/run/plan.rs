@@ -1,0 +1,82 @@
+//! All of a run that can be settled, and refused, before a machine is made.
+
+use std::ffi::{OsStr, OsString};
+
+use sandvmm::script::{Script, ScriptError};
+
+use crate::args::{Program, RunArgs};
+use crate::environment::{self, EnvironmentError, Variable};
+use crate::terminal;
+
+/// Python's name in the guest.
+const PYTHON: &str = "python3";
+
+/// Why a run is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlanError {
+    /// No script, no code, no command.
+    #[error("Nothing is named that could be run")]
+    Nothing,
+    /// The script can't be run.
+    #[error(transparent)]
+    Script(#[from] ScriptError),
+    /// The variables are wrong.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// `-t` without a terminal.
+    #[error("Standard input is not a terminal: leave out -t, or say -i for plain standard input")]
+    NoTerminal,
+}
+
+/// A run that is settled.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// What is run.
+    pub(crate) target: Target,
+    /// Its variables.
+    pub(crate) variables: Vec<Variable>,
+    /// Whether it gets standard input.
+    pub(crate) has_input: bool,
+}
+
+/// What is run.
+#[derive(Debug)]
+pub(crate) enum Target {
+    /// A script that goes into the guest first, and its arguments.
+    Script(Script, Vec<OsString>),
+    /// A command of the guest, its name first.
+    Words(Vec<OsString>),
+}
+
+impl Plan {
+    /// Settles a run. Opens the script and the files of variables, and never waits on them.
+    ///
+    /// # Errors
+    /// See [`PlanError`].
+    pub(crate) fn new(args: &RunArgs, line: &[OsString]) -> Result<Self, PlanError> {
+        let program = args.program(line).ok_or(PlanError::Nothing)?;
+        let has_input = args.interactive || matches!(program, Program::Input(_));
+        let target = match program {
+            Program::Script(path, rest) => Target::Script(Script::open(&path)?, rest),
+            Program::Input(rest) => Target::Words(words([PYTHON, "-"].map(OsStr::new), rest)),
+            Program::Code(code, rest) => {
+                Target::Words(words([OsStr::new(PYTHON), OsStr::new("-c"), &code], rest))
+            }
+            Program::Command(name, rest) => Target::Words(words([name.as_os_str()], rest)),
+        };
+        let variables =
+            environment::collect(&args.env_file, &args.env, &|name| std::env::var_os(name))?;
+        if args.tty && !terminal::is_input_terminal() {
+            return Err(PlanError::NoTerminal);
+        }
+        Ok(Self {
+            target,
+            variables,
+            has_input,
+        })
+    }
+}
+
+fn words<const N: usize>(first: [&OsStr; N], rest: Vec<OsString>) -> Vec<OsString> {
+    first.map(OsStr::to_owned).into_iter().chain(rest).collect()
+}

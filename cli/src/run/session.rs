@@ -1,0 +1,317 @@
+//! One run, from the machine's start to its end.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use sandvmm::{Child, Command, Completion, Outcome, Sandbox, Stdio, Usage};
+
+use super::plan::{Plan, Target};
+use super::relay::{Relay, Relayed};
+use super::report::Report;
+use super::verdict::{FAILED, Failure, Limits, Verdict};
+use super::{announce, console, signals};
+use crate::args::RunArgs;
+use crate::{machine, notice, terminal};
+
+/// Permission bits of a script in the guest.
+const SCRIPT_MODE: u32 = 0o755;
+
+/// How long output is still written after the machine was ended before its time: what is left is in sockets,
+/// and whoever reads ours may never read again.
+const DRAIN_GRACE: Duration = Duration::from_secs(2);
+
+/// How long the kernel's last words may take to be shown.
+const CONSOLE_GRACE: Duration = Duration::from_secs(1);
+
+/// How often a run at a terminal looks whether the terminal's size has changed.
+const RESIZE_PERIOD: Duration = Duration::from_millis(50);
+
+/// What the main thread shares with the run.
+#[derive(Debug, Clone)]
+pub(super) struct Shared {
+    /// The machine, once there is one.
+    pub(super) sandbox: Arc<OnceLock<Sandbox>>,
+    /// The signal that asked sandvmm to end; 0 while none did.
+    pub(super) interrupted: Arc<AtomicI32>,
+    /// Whether someone has said, or is about to say, how the run ended.
+    announced: Arc<AtomicBool>,
+}
+
+impl Shared {
+    pub(super) fn new() -> Self {
+        Self {
+            sandbox: Arc::new(OnceLock::new()),
+            interrupted: Arc::new(AtomicI32::new(0)),
+            announced: Arc::new(AtomicBool::new(false)),
+        }
+    }
+
+    /// Whether the caller is the first to say how the run ended: it is said once.
+    pub(super) fn may_announce(&self) -> bool {
+        !self.announced.swap(true, Ordering::SeqCst)
+    }
+
+    fn interruption(&self) -> Option<Verdict> {
+        match self.interrupted.load(Ordering::SeqCst) {
+            0 => None,
+            signal => Some(Verdict::interrupted(signal)),
+        }
+    }
+}
+
+/// One run.
+#[derive(Debug)]
+pub(super) struct Session {
+    args: RunArgs,
+    plan: Plan,
+    called_at: Instant,
+    shared: Shared,
+    resized: Option<Arc<AtomicBool>>,
+}
+
+/// What came of a command.
+#[derive(Debug, Default)]
+struct Told {
+    verdict: Option<Verdict>,
+    streams: Relayed,
+    usage: Usage,
+}
+
+impl From<Verdict> for Told {
+    fn from(verdict: Verdict) -> Self {
+        Self {
+            verdict: Some(verdict),
+            ..Self::default()
+        }
+    }
+}
+
+impl Session {
+    /// Gets ready; from now on changes of the terminal's size are noticed.
+    ///
+    /// # Errors
+    /// When the system refuses a signal's handler.
+    pub(super) fn new(
+        args: &RunArgs,
+        plan: Plan,
+        called_at: Instant,
+        shared: Shared,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            args: args.clone(),
+            plan,
+            called_at,
+            shared,
+            resized: args.tty.then(signals::resized).transpose()?,
+        })
+    }
+
+    /// Runs it, says how it ended, and gives the exit code.
+    pub(super) fn run(self) -> u8 {
+        let console = self.args.verbose.then(console::open).transpose();
+        let (sink, console_over) = match console {
+            Ok(console) => console.unzip(),
+            Err(error) => return self.conclude(system(&error).into(), None),
+        };
+        let deadline = self
+            .args
+            .timeout
+            .0
+            .and_then(|limit| Instant::now().checked_add(limit));
+        let mut told = match self.start(sink) {
+            Ok(sandbox) => match self.execute(sandbox, deadline) {
+                Ok(told) => told,
+                Err(verdict) => verdict.into(),
+            },
+            Err(verdict) => verdict.into(),
+        };
+        terminal::restore();
+        let ended = self.shared.sandbox.get().map(Sandbox::end);
+        // Output of a command that had ended may have been lost with the machine.
+        if let (Some(crash), Some(verdict)) = (
+            ended.as_ref().and_then(|ended| ended.crash.as_ref()),
+            &told.verdict,
+        ) && verdict.is_programs_own()
+        {
+            told.verdict = Some(Verdict::crashed(crash));
+        }
+        if let Some(over) = console_over {
+            // Silence or the end, either will do.
+            let _ = over.recv_timeout(CONSOLE_GRACE);
+        }
+        self.conclude(told, ended)
+    }
+
+    /// Says how it ended, unless someone did already.
+    fn conclude(&self, told: Told, ended: Option<sandvmm::Ended>) -> u8 {
+        let verdict = self
+            .shared
+            .interruption()
+            .or(told.verdict)
+            .unwrap_or_else(|| Verdict::failed(FAILED, Failure::Start, "Nothing was run".into()));
+        if !self.shared.may_announce() {
+            return verdict.exit_code;
+        }
+        let clocks = ended.map(|ended| ended.clocks).unwrap_or_default();
+        if self.args.verbose {
+            for (name, reached) in machine::phases(&clocks) {
+                if let Some(reached) = reached {
+                    notice::say(&format!(
+                        "After {:.1} ms: {name}",
+                        reached.as_secs_f64() * 1e3
+                    ));
+                }
+            }
+        }
+        announce(&self.args, &verdict, || {
+            let streams = &told.streams;
+            Report::new(
+                &verdict,
+                &streams.stdout.captured,
+                &streams.stderr.captured,
+                clocks,
+                told.usage,
+            )
+        })
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            timeout: self.args.timeout.0,
+            memory_mib: self.args.machine.memory,
+        }
+    }
+
+    fn start(&self, console: Option<File>) -> Result<&Sandbox, Verdict> {
+        let mut builder =
+            machine::builder(&self.args.machine, self.called_at).timeout(self.args.timeout.0);
+        if let Some(console) = console {
+            builder = builder.console(console);
+        }
+        let sandbox = builder
+            .start()
+            .map_err(|error| Verdict::start(&error, self.limits()))?;
+        let sandbox = self.shared.sandbox.get_or_init(|| sandbox);
+        match self.shared.interruption() {
+            Some(verdict) => Err(verdict),
+            None => Ok(sandbox),
+        }
+    }
+
+    fn execute(&self, sandbox: &Sandbox, deadline: Option<Instant>) -> Result<Told, Verdict> {
+        let words = self.words(sandbox)?;
+        let mut command = self.command(sandbox, &words)?;
+        if self.args.tty {
+            terminal::make_raw().map_err(|error| system(&error))?;
+        }
+        let mut child = command
+            .spawn()
+            .map_err(|error| Verdict::spawn(&error, self.limits()))?;
+        let mut relay = Relay::start(&mut child, self.args.json).map_err(|error| system(&error))?;
+        let completion = if self.args.tty {
+            self.wait_at_terminal(sandbox, &mut child, &mut relay)
+        } else {
+            child.wait()
+        };
+        let cut_short = !matches!(
+            completion.outcome,
+            Outcome::Exited(_) | Outcome::Signaled(_) | Outcome::OutOfMemory { .. }
+        );
+        let streams = relay.drain(cut_short.then_some(DRAIN_GRACE));
+        let mut verdict = Verdict::outcome(&completion.outcome, self.limits());
+        if let Some(other) = streams.verdict(&completion.outcome) {
+            verdict = other;
+        } else if verdict.is_programs_own() && deadline.is_some_and(|at| Instant::now() >= at) {
+            // The machine was ended while its output was still being written: some may be lost.
+            verdict = Verdict::timed_out(self.limits().timeout);
+        }
+        Ok(Told {
+            verdict: Some(verdict),
+            streams,
+            usage: completion.usage,
+        })
+    }
+
+    /// The words to run; a script is put into the guest first.
+    fn words(&self, sandbox: &Sandbox) -> Result<Vec<OsString>, Verdict> {
+        match &self.plan.target {
+            Target::Words(words) => Ok(words.clone()),
+            Target::Script(script, rest) => {
+                let name = PathBuf::from(script.name());
+                let user = self.args.user.as_deref();
+                let written = sandbox
+                    .write(&name, SCRIPT_MODE, user, script.reader())
+                    .map_err(|error| Verdict::file(&error, self.limits()))?;
+                // In its own folder a script is called by its bare name; from another one that can't be.
+                let path: &Path = if self.args.workdir.is_some() {
+                    &written
+                } else {
+                    &name
+                };
+                let mut words = script.command_line(path);
+                words.extend_from_slice(rest);
+                Ok(words)
+            }
+        }
+    }
+
+    fn command(&self, sandbox: &Sandbox, words: &[OsString]) -> Result<Command, Verdict> {
+        let Some((program, rest)) = words.split_first() else {
+            return Err(Verdict::usage(&super::plan::PlanError::Nothing));
+        };
+        let mut command = sandbox.command(program);
+        command
+            .args(rest)
+            .envs(self.plan.variables.iter().map(|(key, value)| (key, value)));
+        if let Some(folder) = &self.args.workdir {
+            command.current_dir(folder);
+        }
+        if let Some(user) = &self.args.user {
+            command.user(user);
+        }
+        if self.args.tty {
+            let size = terminal::size();
+            command.pty(size.columns, size.rows);
+        } else if self.plan.has_input {
+            command.stdin(Stdio::piped());
+        }
+        Ok(command)
+    }
+
+    /// Waits, and hands on each new size of the terminal.
+    fn wait_at_terminal(
+        &self,
+        sandbox: &Sandbox,
+        child: &mut Child,
+        relay: &mut Relay,
+    ) -> Completion {
+        loop {
+            if let Some(completion) = child.wait_timeout(RESIZE_PERIOD) {
+                return completion;
+            }
+            let resized = self.resized.as_ref();
+            if resized.is_some_and(|flag| flag.swap(false, Ordering::SeqCst)) {
+                let size = terminal::size();
+                // A guest that does not take the size has a wrong one, and nothing worse.
+                let _ = child.resize(size.columns, size.rows);
+            }
+            if relay.is_output_closed() {
+                // A terminal whose screen is gone.
+                sandbox.end();
+            }
+        }
+    }
+}
+
+fn system(error: &io::Error) -> Verdict {
+    Verdict::failed(
+        FAILED,
+        Failure::Start,
+        format!("The system refuses a pipe, a thread or the terminal's raw mode: {error}"),
+    )
+}

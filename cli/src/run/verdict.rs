@@ -1,0 +1,354 @@
+//! How a run ended, in the words of the command: exit code, reason, sentence.
+
+use std::time::Duration;
+
+use sandvmm::{Crash, ExitStatus, FileError, Outcome, SpawnError, StartError};
+use serde::Serialize;
+use signal_hook::low_level::signal_name;
+
+use crate::notice::sentence;
+
+/// Exit code of a run that took too long, as of timeout(1).
+const TIMED_OUT: u8 = 124;
+/// Exit code of sandvmm's own failure, as of docker-run(1).
+pub(crate) const FAILED: u8 = 125;
+/// Exit code of a program that can't be executed, as of a shell (POSIX.1-2024 XCU §2.8.2).
+const NOT_EXECUTABLE: u8 = 126;
+/// Exit code of a program that is not there, as of a shell.
+const NOT_FOUND: u8 = 127;
+/// Exit code of a wrong command line.
+pub(crate) const USAGE: u8 = 2;
+/// Added to a signal's number for an exit code, as of a shell.
+const SIGNAL_BASE: u8 = 128;
+/// `SIGPIPE`: a program whose reader left. Its end is no news.
+const SIGPIPE: i32 = 13;
+
+/// Why a program that was started has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Reason {
+    /// It exited by itself.
+    Exited,
+    /// A signal ended it.
+    Signal,
+    /// The time was over.
+    Timeout,
+    /// The guest's memory was used up.
+    Oom,
+    /// The machine ended under it.
+    VmCrash,
+    /// A policy ended it.
+    Policy,
+}
+
+/// What kept a program from being run, or its end from being known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Failure {
+    /// The command line, or a file that it names, is wrong.
+    Usage,
+    /// Kernel, initramfs or root image are missing from the data folder.
+    ImagesMissing,
+    /// This host can't run virtual machines.
+    HostUnfit,
+    /// The machine could not be started.
+    Start,
+    /// There is no such program in the guest.
+    NotFound,
+    /// The program can't be executed.
+    NotExecutable,
+    /// The program could not be started: its user, its working folder, the script's transfer.
+    Spawn,
+    /// sandvmm's own standard output could not be written.
+    Output,
+    /// A signal to sandvmm ended the run.
+    Interrupted,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    /// What sandvmm exits with.
+    pub(crate) exit_code: u8,
+    /// Why the program ended; `None` with a [`Failure`].
+    pub(crate) reason: Option<Reason>,
+    /// Why there is no reason.
+    pub(crate) error: Option<Failure>,
+    /// The signal that ended the program.
+    pub(crate) signal: Option<i32>,
+    /// A sentence for the user; `None` where the exit code says it all.
+    pub(crate) message: Option<String>,
+}
+
+impl Verdict {
+    fn ended(exit_code: u8, reason: Reason) -> Self {
+        Self {
+            exit_code,
+            reason: Some(reason),
+            error: None,
+            signal: None,
+            message: None,
+        }
+    }
+
+    /// The program did not run.
+    pub(crate) fn failed(exit_code: u8, error: Failure, message: String) -> Self {
+        Self {
+            exit_code,
+            reason: None,
+            error: Some(error),
+            signal: None,
+            message: Some(message),
+        }
+    }
+
+    /// A wrong command line.
+    pub(crate) fn usage(error: &dyn std::error::Error) -> Self {
+        Self::failed(USAGE, Failure::Usage, sentence(error))
+    }
+
+    /// A signal to sandvmm itself.
+    pub(crate) fn interrupted(signal: i32) -> Self {
+        Self {
+            exit_code: signal_code(signal),
+            reason: None,
+            error: Some(Failure::Interrupted),
+            signal: None,
+            message: None,
+        }
+    }
+
+    /// sandvmm's standard output broke while the program ran; all that it wrote after is lost.
+    pub(crate) fn output(error: &std::io::Error) -> Self {
+        Self::failed(
+            FAILED,
+            Failure::Output,
+            format!("The program's output can't be written: {error}"),
+        )
+    }
+
+    /// The reader of sandvmm's output is gone, and the program did not mind.
+    pub(crate) fn reader_gone() -> Self {
+        Self::from_signal(SIGPIPE)
+    }
+
+    /// Whether it is the program's own end, and no trouble of its machine's.
+    pub(crate) fn is_programs_own(&self) -> bool {
+        matches!(self.reason, Some(Reason::Exited | Reason::Signal))
+    }
+
+    fn from_signal(signal: i32) -> Self {
+        let name = signal_name(signal).map_or_else(String::new, |name| format!(" ({name})"));
+        Self {
+            signal: Some(signal),
+            message: (signal != SIGPIPE)
+                .then(|| format!("The program was ended by signal {signal}{name}")),
+            ..Self::ended(signal_code(signal), Reason::Signal)
+        }
+    }
+
+    /// The time was over.
+    pub(crate) fn timed_out(limit: Option<Duration>) -> Self {
+        let limit = limit.map_or_else(String::new, |limit| {
+            format!(" of {} s", limit.as_secs_f64())
+        });
+        Self {
+            message: Some(format!(
+                "The time{limit} is over and everything was ended; --timeout sets another"
+            )),
+            ..Self::ended(TIMED_OUT, Reason::Timeout)
+        }
+    }
+
+    /// The machine ended by itself.
+    pub(crate) fn crashed(crash: &Crash) -> Self {
+        Self {
+            message: Some(crash.to_string()),
+            ..Self::ended(FAILED, Reason::VmCrash)
+        }
+    }
+
+    /// A command ended.
+    pub(crate) fn outcome(outcome: &Outcome, limits: Limits) -> Self {
+        match outcome {
+            Outcome::Exited(code) => Self::ended(exit_code(*code), Reason::Exited),
+            Outcome::Signaled(signal) => Self::from_signal(*signal),
+            Outcome::TimedOut => Self::timed_out(limits.timeout),
+            Outcome::OutOfMemory { status } => {
+                let (code, signal) = match status {
+                    ExitStatus::Code(code) => (exit_code(*code), None),
+                    ExitStatus::Signal(signal) => (signal_code(*signal), Some(*signal)),
+                };
+                Self {
+                    signal,
+                    message: Some(format!(
+                        "The program ran out of memory: its machine has {} MiB; --memory gives more",
+                        limits.memory_mib
+                    )),
+                    ..Self::ended(code, Reason::Oom)
+                }
+            }
+            Outcome::MachineCrashed(crash) => Self::crashed(crash),
+            Outcome::Policy(sentence) => Self {
+                message: Some(sentence.clone()),
+                ..Self::ended(FAILED, Reason::Policy)
+            },
+            other => Self::failed(
+                FAILED,
+                Failure::Interrupted,
+                format!("The run was ended from outside: {other:?}"),
+            ),
+        }
+    }
+
+    /// The machine did not start.
+    pub(crate) fn start(error: &StartError, limits: Limits) -> Self {
+        let failed = |failure| Self::failed(FAILED, failure, sentence(error));
+        match error {
+            StartError::Images(_) => failed(Failure::ImagesMissing),
+            StartError::NoKvm { .. } => failed(Failure::HostUnfit),
+            StartError::InvalidOption { .. } => {
+                Self::failed(USAGE, Failure::Usage, sentence(error))
+            }
+            StartError::Crashed(crash) => Self::crashed(crash),
+            StartError::TimedOut { limit } if Some(*limit) == limits.timeout => {
+                Self::timed_out(limits.timeout)
+            }
+            StartError::TimedOut { .. } => Self {
+                message: Some(sentence(error)),
+                ..Self::ended(TIMED_OUT, Reason::Timeout)
+            },
+            _ => failed(Failure::Start),
+        }
+    }
+
+    /// The script did not reach the guest.
+    pub(crate) fn file(error: &FileError, limits: Limits) -> Self {
+        match error {
+            FileError::MachineCrashed(crash) => Self::crashed(crash),
+            FileError::TimedOut => Self::timed_out(limits.timeout),
+            _ => Self::failed(FAILED, Failure::Spawn, sentence(error)),
+        }
+    }
+
+    /// The command was not started.
+    pub(crate) fn spawn(error: &SpawnError, limits: Limits) -> Self {
+        let failed = |code, failure| Self::failed(code, failure, sentence(error));
+        match error {
+            SpawnError::NotFound(_) => failed(NOT_FOUND, Failure::NotFound),
+            SpawnError::NotExecutable(_) => failed(NOT_EXECUTABLE, Failure::NotExecutable),
+            SpawnError::MachineCrashed(crash) => Self::crashed(crash),
+            SpawnError::TimedOut => Self::timed_out(limits.timeout),
+            _ => failed(FAILED, Failure::Spawn),
+        }
+    }
+}
+
+/// The bounds of a run, for its messages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// The time of all of it.
+    pub(crate) timeout: Option<Duration>,
+    /// The machine's memory.
+    pub(crate) memory_mib: u32,
+}
+
+fn signal_code(signal: i32) -> u8 {
+    u8::try_from(signal).map_or(FAILED, |signal| SIGNAL_BASE.saturating_add(signal))
+}
+
+/// The guest's word for it: a code outside 0 to 255 is none that a process can have.
+fn exit_code(code: i32) -> u8 {
+    u8::try_from(code).unwrap_or(FAILED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        timeout: Some(Duration::from_millis(1500)),
+        memory_mib: 256,
+    };
+
+    fn outcome(outcome: &Outcome) -> (u8, Option<Reason>) {
+        let verdict = Verdict::outcome(outcome, LIMITS);
+        assert_eq!(verdict.reason.is_none(), verdict.error.is_some());
+        (verdict.exit_code, verdict.reason)
+    }
+
+    #[test]
+    fn every_outcome_has_its_code_and_reason() {
+        assert_eq!(outcome(&Outcome::Exited(0)), (0, Some(Reason::Exited)));
+        assert_eq!(outcome(&Outcome::Exited(255)), (255, Some(Reason::Exited)));
+        assert_eq!(outcome(&Outcome::Signaled(9)), (137, Some(Reason::Signal)));
+        assert_eq!(outcome(&Outcome::TimedOut), (124, Some(Reason::Timeout)));
+        let killed = ExitStatus::Signal(9);
+        assert_eq!(
+            outcome(&Outcome::OutOfMemory { status: killed }),
+            (137, Some(Reason::Oom))
+        );
+        assert_eq!(
+            outcome(&Outcome::Policy("No.".into())),
+            (125, Some(Reason::Policy))
+        );
+        assert_eq!(outcome(&Outcome::SandboxEnded), (125, None));
+    }
+
+    #[test]
+    fn a_code_that_no_process_has_is_never_success() {
+        assert_eq!(outcome(&Outcome::Exited(256)).0, 125);
+        assert_eq!(outcome(&Outcome::Exited(-1)).0, 125);
+        assert_eq!(outcome(&Outcome::Signaled(-128)).0, 125);
+    }
+
+    #[test]
+    fn a_signal_is_named_unless_it_is_sigpipe() {
+        let message = |signal| Verdict::outcome(&Outcome::Signaled(signal), LIMITS).message;
+
+        assert_eq!(
+            message(11).unwrap(),
+            "The program was ended by signal 11 (SIGSEGV)"
+        );
+        assert_eq!(message(13), None);
+    }
+
+    #[test]
+    fn what_did_not_run_has_its_code_and_sentence() {
+        let gone = Verdict::spawn(&SpawnError::NotFound("No x in PATH".into()), LIMITS);
+        let denied = Verdict::spawn(&SpawnError::NotExecutable("x is a text".into()), LIMITS);
+        let user = Verdict::spawn(&SpawnError::Invalid("No user x".into()), LIMITS);
+
+        assert_eq!((gone.exit_code, gone.error), (127, Some(Failure::NotFound)));
+        assert_eq!(gone.message.unwrap(), "No x in PATH");
+        assert_eq!(denied.exit_code, 126);
+        assert_eq!((user.exit_code, user.error), (125, Some(Failure::Spawn)));
+    }
+
+    #[test]
+    fn a_start_that_failed_is_told_by_kind() {
+        let option = StartError::InvalidOption {
+            sentence: "Memory of 0 MiB".into(),
+        };
+        let kvm = StartError::NoKvm {
+            sentence: "No KVM".into(),
+        };
+        let slow = StartError::TimedOut {
+            limit: Duration::from_millis(1500),
+        };
+
+        assert_eq!(Verdict::start(&option, LIMITS).exit_code, 2);
+        let kvm = Verdict::start(&kvm, LIMITS);
+        assert_eq!((kvm.exit_code, kvm.error), (125, Some(Failure::HostUnfit)));
+        let slow = Verdict::start(&slow, LIMITS);
+        assert_eq!((slow.exit_code, slow.reason), (124, Some(Reason::Timeout)));
+        assert!(slow.message.unwrap().contains("1.5 s"));
+    }
+
+    #[test]
+    fn signals_to_sandvmm_have_the_shells_codes() {
+        for (signal, code) in [(1, 129), (2, 130), (15, 143)] {
+            assert_eq!(Verdict::interrupted(signal).exit_code, code);
+        }
+    }
+}
