@@ -1,0 +1,203 @@
+//! The cgroups (version 2) that hold commands: one for all of them, with bounds that keep the kernel and the
+//! agent alive, and below it one for each.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use crate::limits::{
+    MAX_CGROUP_FILE_BYTES, MAX_PROCESSES, MEMORY_RESERVE_BYTES, MIN_WORKLOAD_BYTES,
+};
+
+/// Where the hierarchy is mounted.
+pub const MOUNT_POINT: &str = "/sys/fs/cgroup";
+
+/// The controllers that commands are held by.
+const CONTROLLERS: &str = "+memory +pids +cpu";
+
+/// What all commands live in.
+#[derive(Debug)]
+pub struct Workload {
+    path: PathBuf,
+}
+
+/// One command's cgroup.
+#[derive(Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+}
+
+/// What a command used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Processes of it that were killed for lack of memory.
+    pub oom_kills: u32,
+    /// Most memory held at one time, in bytes.
+    pub peak_memory_bytes: u64,
+    /// Processor time, in microseconds.
+    pub cpu_time_us: u64,
+}
+
+impl Workload {
+    /// Makes the workload's cgroup below `hierarchy` and sets its bounds, for a guest of `memory_bytes`.
+    ///
+    /// # Errors
+    /// When a controller is missing from the kernel or a bound is not taken.
+    pub fn create(hierarchy: &Path, memory_bytes: u64) -> io::Result<Self> {
+        let path = hierarchy.join("workload");
+        fs::write(hierarchy.join("cgroup.subtree_control"), CONTROLLERS)?;
+        make_folder(&path)?;
+        fs::write(path.join("cgroup.subtree_control"), CONTROLLERS)?;
+        fs::write(
+            path.join("memory.max"),
+            memory_max(memory_bytes).to_string(),
+        )?;
+        fs::write(path.join("pids.max"), MAX_PROCESSES.to_string())?;
+        Ok(Self { path })
+    }
+
+    /// Makes the cgroup called `name`.
+    ///
+    /// # Errors
+    /// When the kernel has no room for it.
+    pub fn child(&self, name: &str) -> io::Result<Cgroup> {
+        let path = self.path.join(name);
+        make_folder(&path)?;
+        Ok(Cgroup { path })
+    }
+}
+
+impl Cgroup {
+    /// Its folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Kills every process in it, also one that is being forked at this moment (`cgroup.kill`).
+    ///
+    /// # Errors
+    /// That of the write.
+    pub fn kill(&self) -> io::Result<()> {
+        fs::write(self.path.join("cgroup.kill"), "1")
+    }
+
+    /// What was used so far; a figure that can't be read is zero.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let oom_kills = keyed_value(&self.read("memory.events"), "oom_kill").unwrap_or_default();
+        Usage {
+            oom_kills: u32::try_from(oom_kills).unwrap_or(u32::MAX),
+            peak_memory_bytes: self.read("memory.peak").trim().parse().unwrap_or_default(),
+            cpu_time_us: keyed_value(&self.read("cpu.stat"), "usage_usec").unwrap_or_default(),
+        }
+    }
+
+    /// Removes it; fails as long as a process lives in it.
+    ///
+    /// # Errors
+    /// That of `rmdir`; one that is gone already is no error.
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_dir(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn read(&self, name: &str) -> String {
+        let mut text = String::new();
+        if let Ok(file) = File::open(self.path.join(name)) {
+            let _ = file.take(MAX_CGROUP_FILE_BYTES).read_to_string(&mut text);
+        }
+        text
+    }
+}
+
+/// Puts the calling process into the cgroup at `path`.
+///
+/// # Errors
+/// That of the write.
+pub fn join(path: &Path) -> io::Result<()> {
+    fs::write(path.join("cgroup.procs"), "0")
+}
+
+fn make_folder(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        result => result,
+    }
+}
+
+/// What commands may use of a guest's memory.
+fn memory_max(memory_bytes: u64) -> u64 {
+    memory_bytes
+        .saturating_sub(MEMORY_RESERVE_BYTES)
+        .max(MIN_WORKLOAD_BYTES)
+}
+
+/// The number behind `key` in a flat keyed file (kernel: `cgroup-v2.rst`, "Interface Files").
+fn keyed_value(text: &str, key: &str) -> Option<u64> {
+    text.lines()
+        .filter_map(|line| line.split_once(' '))
+        .find(|(name, _)| *name == key)
+        .and_then(|(_, value)| value.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_matched_whole() {
+        let events = "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n";
+
+        assert_eq!(keyed_value(events, "oom_kill"), Some(2));
+        assert_eq!(keyed_value(events, "oom"), Some(3));
+        assert_eq!(keyed_value(events, "kill"), None);
+        assert_eq!(keyed_value("oom_kill many\n", "oom_kill"), None);
+        assert_eq!(keyed_value("", "oom_kill"), None);
+    }
+
+    #[test]
+    fn usage_is_read_from_the_kernels_files() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("memory.events"), "oom 1\noom_kill 1\n").unwrap();
+        fs::write(folder.path().join("memory.peak"), "4096\n").unwrap();
+        fs::write(
+            folder.path().join("cpu.stat"),
+            "usage_usec 77\nuser_usec 1\n",
+        )
+        .unwrap();
+        let cgroup = Cgroup {
+            path: folder.path().into(),
+        };
+
+        let usage = cgroup.usage();
+
+        assert_eq!(
+            usage,
+            Usage {
+                oom_kills: 1,
+                peak_memory_bytes: 4096,
+                cpu_time_us: 77
+            }
+        );
+    }
+
+    #[test]
+    fn what_is_not_there_counts_as_zero_and_as_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let cgroup = Cgroup {
+            path: folder.path().join("gone"),
+        };
+
+        assert_eq!(cgroup.usage(), Usage::default());
+        assert!(cgroup.remove().is_ok());
+    }
+
+    #[test]
+    fn a_reserve_is_kept_however_small_the_guest() {
+        assert_eq!(memory_max(256 << 20), 240 << 20);
+        assert_eq!(memory_max(20 << 20), MIN_WORKLOAD_BYTES);
+    }
+}

@@ -1,0 +1,29 @@
+//! PID 1 of the guest: it makes the root file system, runs commands and carries their streams.
+//!
+//! The binary plays one of two roles, told apart by its name. As `/init` it is the *agent*, one event loop
+//! in [`agent`]. For each command, and for each file to be written, the agent starts its own binary again as
+//! a *stage* ([`stage`]): a process with one thread that joins the command's cgroup, becomes its user, and
+//! then becomes its program. All that depends on the image's files or the user's rights happens there, so
+//! that no such file can harm the agent.
+#![forbid(unsafe_code)]
+
+pub mod agent;
+pub mod boot;
+pub mod cgroup;
+pub mod commands;
+pub mod control;
+pub mod files;
+pub mod identity;
+pub mod kmsg;
+pub mod limits;
+pub mod network;
+pub mod poll;
+pub mod program;
+pub mod reaper;
+pub mod relay;
+pub mod relays;
+pub mod root;
+pub mod spawn;
+pub mod stage;
+pub mod streams;
+pub mod users;

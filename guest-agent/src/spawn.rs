@@ -1,0 +1,233 @@
+//! Starting stages, and the ends of their pipes and terminals that the agent keeps.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use protocol::frame::{self, Decoder, MAX_TO_AGENT_BYTES};
+use protocol::message::{SpawnFailure, Stdio, TerminalSize};
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use rustix::pipe::PipeFlags;
+use rustix::process::Pid;
+use rustix::pty::OpenptFlags;
+use rustix::termios::Winsize;
+
+use crate::limits::MAX_REPORT_BYTES;
+use crate::program::Failure;
+use crate::relay::set_nonblocking;
+use crate::stage::{self, MAX_DESCRIPTORS, Order, Report};
+
+/// The agent's program file, whichever root it has moved to.
+pub const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// A stage that was given its order.
+#[derive(Debug)]
+pub struct Stage {
+    /// Its process, later the command's.
+    pub pid: Pid,
+    socket: OwnedFd,
+    decoder: Decoder,
+    ready: bool,
+}
+
+/// How a stage ended.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The stage still prepares.
+    Unknown,
+    /// It has become the program.
+    Started,
+    /// It could not.
+    Failed(Failure),
+}
+
+impl Stage {
+    /// Starts a stage and gives it its order, with the descriptors that belong to it.
+    ///
+    /// # Errors
+    /// When the guest has no room for another process or descriptor.
+    pub fn start(program: &str, order: &Order, descriptors: &[BorrowedFd<'_>]) -> io::Result<Self> {
+        let order = memory_file(order)?;
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        set_nonblocking(&ours)?;
+        let mut all = Vec::with_capacity(MAX_DESCRIPTORS);
+        all.push(order.as_fd());
+        all.extend_from_slice(descriptors);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !ancillary.push(SendAncillaryMessage::ScmRights(&all)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        rustix::net::sendmsg(
+            &ours,
+            &[IoSlice::new(b"!")],
+            &mut ancillary,
+            SendFlags::NOSIGNAL,
+        )?;
+        let child = Command::new(program)
+            .arg0(stage::NAME)
+            .env_clear()
+            .stdin(theirs)
+            .spawn()?;
+        // Dropping the handle leaves the process alone; the reaper collects it.
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self {
+            pid,
+            socket: ours,
+            decoder: Decoder::new(MAX_REPORT_BYTES),
+            ready: false,
+        })
+    }
+
+    /// Reads what the stage has said so far, up to the end of its socket.
+    pub fn outcome(&mut self) -> Outcome {
+        let mut bytes = [0; 1024];
+        loop {
+            match rustix::io::read(&self.socket, &mut bytes) {
+                Ok(0) | Err(Errno::CONNRESET) => break,
+                Ok(count) => self.decoder.push(bytes.get(..count).unwrap_or_default()),
+                Err(Errno::INTR) => {}
+                Err(_) => return Outcome::Unknown,
+            }
+            match self.decoder.next() {
+                Ok(Some(Report::Failed { kind, message })) => {
+                    return Outcome::Failed(Failure { kind, message });
+                }
+                Ok(Some(Report::Ready)) => self.ready = true,
+                Ok(None) => {}
+                Err(_) => break,
+            }
+        }
+        // A failed exec is told behind `Ready`, and both may have come in one read.
+        match self.decoder.next() {
+            Ok(Some(Report::Failed { kind, message })) => {
+                Outcome::Failed(Failure { kind, message })
+            }
+            _ if self.ready => Outcome::Started,
+            _ => Outcome::Failed(Failure::new(
+                SpawnFailure::Exhausted,
+                "The command could not be prepared: the guest ended its process for lack of memory",
+            )),
+        }
+    }
+}
+
+impl AsFd for Stage {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn memory_file(order: &Order) -> io::Result<OwnedFd> {
+    let descriptor = rustix::fs::memfd_create("order", MemfdFlags::CLOEXEC)?;
+    let mut file = File::from(descriptor);
+    frame::write(&mut file, order, 2 * MAX_TO_AGENT_BYTES).map_err(io::Error::other)?;
+    Ok(file.into())
+}
+
+/// Both ends of a command's input and output.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Ends {
+    /// Pipes.
+    Pipes {
+        /// The agent's, non-blocking: input if it is piped, output, error.
+        ours: (Option<OwnedFd>, OwnedFd, OwnedFd),
+        /// The command's, in that order.
+        theirs: Vec<OwnedFd>,
+    },
+    /// A terminal.
+    Terminal {
+        /// The master, non-blocking.
+        master: OwnedFd,
+        /// The command's side.
+        theirs: Vec<OwnedFd>,
+    },
+}
+
+impl Ends {
+    /// Makes what `stdio` asks for.
+    ///
+    /// # Errors
+    /// When the guest is out of descriptors or terminals.
+    pub fn new(stdio: Stdio) -> io::Result<Self> {
+        match stdio {
+            Stdio::Pipes { stdin } => {
+                let mut theirs = Vec::with_capacity(3);
+                let mut input = None;
+                if stdin {
+                    let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+                    set_nonblocking(&write)?;
+                    theirs.push(read);
+                    input = Some(write);
+                }
+                let (output, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+                set_nonblocking(&output)?;
+                theirs.push(write);
+                let (error, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+                set_nonblocking(&error)?;
+                theirs.push(write);
+                Ok(Self::Pipes {
+                    ours: (input, output, error),
+                    theirs,
+                })
+            }
+            Stdio::Terminal(size) => {
+                let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+                let master = rustix::pty::openpt(flags)?;
+                rustix::pty::unlockpt(&master)?;
+                resize(&master, size)?;
+                let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
+                set_nonblocking(&master)?;
+                Ok(Self::Terminal {
+                    master,
+                    theirs: vec![slave],
+                })
+            }
+            _ => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Closes the command's side here, so that only the command holds it.
+    #[must_use]
+    pub fn without_theirs(mut self) -> Self {
+        let (Self::Pipes { theirs, .. } | Self::Terminal { theirs, .. }) = &mut self;
+        theirs.clear();
+        self
+    }
+
+    /// What the stage gets.
+    #[must_use]
+    pub fn theirs(&self) -> Vec<BorrowedFd<'_>> {
+        let (Self::Pipes { theirs, .. } | Self::Terminal { theirs, .. }) = self;
+        theirs.iter().map(AsFd::as_fd).collect()
+    }
+}
+
+/// Sets a terminal's size; the kernel tells its foreground processes if it is another one.
+///
+/// # Errors
+/// That of the ioctl.
+pub fn resize(master: impl AsFd, size: TerminalSize) -> io::Result<()> {
+    let size = Winsize {
+        ws_row: size.rows,
+        ws_col: size.columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    Ok(rustix::termios::tcsetwinsize(master, size)?)
+}

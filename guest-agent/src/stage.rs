@@ -1,0 +1,432 @@
+//! The stage: the process between the agent and a program.
+//!
+//! It has one thread, so that the system calls that change a thread's user change the process's. Descriptor 0
+//! is its end of a socket pair; the agent sends one byte over it with the descriptors that the order needs,
+//! the first of them a memory file with the [`Order`] itself, which therefore never blocks the agent. The stage
+//! answers with one [`Report`]. The socket closes with the stage's exec or end.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{self, IoSliceMut, Seek};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use protocol::frame::{self, MAX_TO_AGENT_BYTES};
+use protocol::message::{Spawn, SpawnFailure, Stdio, WriteFile};
+use rustix::fs::{FileType, Gid, Mode, Uid};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::process::{Resource, Rlimit};
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{COMMAND_DESCRIPTORS_HARD, COMMAND_DESCRIPTORS_SOFT, MAX_REPORT_BYTES};
+use crate::program::{self, Failure, quoted};
+use crate::users::{Accounts, User};
+use crate::{cgroup, files};
+
+/// Name that the binary is started under (`argv[0]`) to be a stage.
+pub const NAME: &str = "sandvmm-stage";
+
+/// Most descriptors that come with an order: itself, standard input, output and error.
+pub const MAX_DESCRIPTORS: usize = 4;
+
+/// Folders in which programs are looked for; Debian's, those of the administrator included.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Permission bits that new files lack.
+const UMASK: Mode = Mode::WGRP.union(Mode::WOTH);
+
+/// What a stage is to do.
+#[derive(Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Order {
+    /// Become a program. Descriptors: standard input if it is piped, output, error; or the terminal.
+    Run {
+        /// The cgroup's folder.
+        cgroup: Vec<u8>,
+        /// The program.
+        spawn: Spawn,
+    },
+    /// Write a file. Descriptor: the data stream, on which the answer goes too.
+    Write {
+        /// The cgroup's folder.
+        cgroup: Vec<u8>,
+        /// The file.
+        file: WriteFile,
+    },
+}
+
+/// What a stage says to the agent.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Report {
+    /// Everything is prepared, exec comes next. If the socket then closes without another report, it worked.
+    Ready,
+    /// The program can't be started.
+    Failed {
+        /// What kind of failure.
+        kind: SpawnFailure,
+        /// A sentence for the user.
+        message: String,
+    },
+}
+
+/// The whole life of a stage.
+#[must_use]
+pub fn main() -> ExitCode {
+    let Ok((socket, descriptors)) = receive() else {
+        return ExitCode::FAILURE;
+    };
+    let mut descriptors = descriptors.into_iter();
+    let order = match descriptors.next().map(read_order) {
+        Some(Ok(order)) => order,
+        _ => return ExitCode::FAILURE,
+    };
+    match order {
+        Order::Run { cgroup, spawn } => {
+            let Err(failure) = run(&socket, &cgroup, &spawn, &mut descriptors);
+            let Failure { kind, message } = failure;
+            report(&socket, &Report::Failed { kind, message });
+        }
+        Order::Write { cgroup, file } => {
+            let Some(stream) = descriptors.next() else {
+                return ExitCode::FAILURE;
+            };
+            drop(socket);
+            let prepared = join_cgroup(&cgroup).and_then(|()| become_user(file.user.as_deref()));
+            files::serve(&stream.into(), &file, prepared);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Waits for the order's byte and descriptors; moves the socket off descriptor 0.
+fn receive() -> io::Result<(UnixStream, Vec<OwnedFd>)> {
+    let socket = rustix::io::fcntl_dupfd_cloexec(io::stdin().as_fd(), 3)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let received = rustix::net::recvmsg(
+        &socket,
+        &mut [IoSliceMut::new(&mut byte)],
+        &mut ancillary,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    if received.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut descriptors = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            descriptors.extend(received);
+        }
+    }
+    Ok((socket.into(), descriptors))
+}
+
+fn read_order(descriptor: OwnedFd) -> io::Result<Order> {
+    let mut file = fs::File::from(descriptor);
+    file.rewind()?;
+    frame::read(&mut file, MAX_TO_AGENT_BYTES * 2).map_err(io::Error::other)
+}
+
+/// Tells the agent. If it is gone, so is the machine.
+fn report(mut socket: &UnixStream, report: &Report) {
+    let _ = frame::write(&mut socket, report, MAX_REPORT_BYTES);
+}
+
+/// Becomes the program; returns only if that failed.
+fn run(
+    socket: &UnixStream,
+    cgroup: &[u8],
+    spawn: &Spawn,
+    descriptors: &mut impl Iterator<Item = OwnedFd>,
+) -> Result<std::convert::Infallible, Failure> {
+    join_cgroup(cgroup)?;
+    rustix::process::setsid().map_err(preparing("start a session"))?;
+    let terminal = matches!(spawn.stdio, Stdio::Terminal(_));
+    let [input, output, error] = standard_streams(spawn.stdio, descriptors)?;
+    if terminal {
+        rustix::process::ioctl_tiocsctty(&input).map_err(preparing("take the terminal"))?;
+    }
+    set_limits()?;
+    let user = find_user(spawn.user.as_deref())?;
+    own_streams(&user, [&input, &output, &error])?;
+    drop_rights(&user)?;
+    let env = environment(spawn, &user, terminal);
+    let folder = spawn.cwd.as_deref().map(OsStr::from_bytes);
+    enter_folder(folder, &user)?;
+    rustix::process::umask(UMASK);
+
+    let path = env
+        .get(OsStr::new("PATH"))
+        .map_or(&b""[..], |path| path.as_bytes());
+    let file = program::find(&spawn.program, path)?;
+    program::check_format(&file)?;
+    check_variables(spawn)?;
+    rustix::stdio::dup2_stdin(&input)
+        .and_then(|()| rustix::stdio::dup2_stdout(&output))
+        .and_then(|()| rustix::stdio::dup2_stderr(&error))
+        .map_err(preparing("connect the standard streams"))?;
+    report(socket, &Report::Ready);
+    // The standard library empties the signal mask and resets SIGPIPE before it execs.
+    let error = Command::new(&file)
+        .arg0(OsStr::from_bytes(&spawn.program))
+        .args(
+            spawn
+                .args
+                .iter()
+                .map(|argument| OsStr::from_bytes(argument)),
+        )
+        .env_clear()
+        .envs(&env)
+        .exec();
+    Err(program::exec_failure(&file, &error))
+}
+
+fn join_cgroup(path: &[u8]) -> Result<(), Failure> {
+    cgroup::join(Path::new(OsStr::from_bytes(path))).map_err(preparing("join the cgroup"))
+}
+
+/// The agent can't be killed for lack of memory, what it starts can: the setting is inherited.
+fn set_limits() -> Result<(), Failure> {
+    fs::write("/proc/self/oom_score_adj", "0").map_err(preparing("reset oom_score_adj"))?;
+    let set = |resource, current, maximum| {
+        rustix::process::setrlimit(resource, Rlimit { current, maximum })
+            .map_err(preparing("set the resource limits"))
+    };
+    let hard = rustix::process::getrlimit(Resource::Nofile).maximum;
+    if rustix::process::geteuid().is_root()
+        || hard.is_none_or(|hard| hard >= COMMAND_DESCRIPTORS_HARD)
+    {
+        set(
+            Resource::Nofile,
+            Some(COMMAND_DESCRIPTORS_SOFT),
+            Some(COMMAND_DESCRIPTORS_HARD),
+        )?;
+    }
+    set(
+        Resource::Core,
+        Some(0),
+        rustix::process::getrlimit(Resource::Core).maximum,
+    )
+}
+
+fn standard_streams(
+    stdio: Stdio,
+    descriptors: &mut impl Iterator<Item = OwnedFd>,
+) -> Result<[OwnedFd; 3], Failure> {
+    let mut next = || {
+        descriptors.next().ok_or_else(|| {
+            Failure::new(
+                SpawnFailure::Exhausted,
+                "A standard stream did not reach the stage",
+            )
+        })
+    };
+    let duplicate = |descriptor: &OwnedFd| {
+        descriptor
+            .try_clone()
+            .map_err(preparing("duplicate the terminal"))
+    };
+    match stdio {
+        Stdio::Terminal(_) => {
+            let terminal = next()?;
+            Ok([duplicate(&terminal)?, duplicate(&terminal)?, terminal])
+        }
+        Stdio::Pipes { stdin: true } => Ok([next()?, next()?, next()?]),
+        _ => {
+            let null = fs::File::open("/dev/null").map_err(preparing("open /dev/null"))?;
+            Ok([null.into(), next()?, next()?])
+        }
+    }
+}
+
+/// Gives pipes and terminal to the user, or opening `/dev/stdout` by name would be forbidden.
+fn own_streams(user: &User, streams: [&OwnedFd; 3]) -> Result<(), Failure> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    for stream in streams {
+        let status = rustix::fs::fstat(stream).map_err(preparing("look at a standard stream"))?;
+        let (kind, is_null) = (
+            FileType::from_raw_mode(status.st_mode),
+            status.st_rdev == NULL_DEVICE,
+        );
+        if kind == FileType::Fifo || kind == FileType::CharacterDevice && !is_null {
+            // The terminal's group is `tty`, by the mount's options.
+            rustix::fs::fchown(stream, Some(Uid::from_raw(user.uid)), None)
+                .map_err(preparing("give a standard stream to the user"))?;
+        }
+    }
+    Ok(())
+}
+
+/// `/dev/null`'s device number: major 1, minor 3 (`Documentation/admin-guide/devices.txt`).
+const NULL_DEVICE: u64 = 0x103;
+
+fn find_user(spec: Option<&str>) -> Result<User, Failure> {
+    let user = Accounts::read()
+        .resolve(spec)
+        .map_err(|error| Failure::new(SpawnFailure::Invalid, error.to_string()))?;
+    if user.make_home && fs::create_dir(&user.home).is_ok() {
+        std::os::unix::fs::chown(&user.home, Some(user.uid), Some(user.gid))
+            .map_err(preparing("make the user's home"))?;
+    }
+    Ok(user)
+}
+
+/// Becomes the user for writing files.
+fn become_user(spec: Option<&str>) -> Result<User, Failure> {
+    let user = find_user(spec)?;
+    drop_rights(&user)?;
+    rustix::process::umask(UMASK);
+    Ok(user)
+}
+
+fn drop_rights(user: &User) -> Result<(), Failure> {
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    if !rustix::process::geteuid().is_root() {
+        if rustix::process::geteuid() == uid && rustix::process::getegid() == gid {
+            return Ok(());
+        }
+        return Err(Failure::new(
+            SpawnFailure::Invalid,
+            "Only root can run commands as another user",
+        ));
+    }
+    let groups: Vec<Gid> = user
+        .groups
+        .iter()
+        .map(|group| Gid::from_raw(*group))
+        .collect();
+    rustix::thread::set_thread_groups(&groups)
+        .and_then(|()| rustix::thread::set_thread_res_gid(gid, gid, gid))
+        .and_then(|()| rustix::thread::set_thread_res_uid(uid, uid, uid))
+        .map_err(preparing("become the user"))
+}
+
+/// Enters the requested folder. The user's home is only a suggestion: without it the command starts in `/`, as
+/// with login(1).
+fn enter_folder(folder: Option<&OsStr>, user: &User) -> Result<(), Failure> {
+    let Some(folder) = folder else {
+        return rustix::process::chdir(user.home.as_str())
+            .or_else(|_| rustix::process::chdir("/"))
+            .map_err(preparing("enter a working folder"));
+    };
+    rustix::process::chdir(folder).map_err(|errno| {
+        let name = quoted(folder.as_bytes());
+        let message = match errno {
+            rustix::io::Errno::NOENT => format!("The working folder {name:?} does not exist"),
+            rustix::io::Errno::NOTDIR => format!("The working folder {name:?} is no folder"),
+            rustix::io::Errno::ACCESS => {
+                format!(
+                    "The user {:?} may not enter the working folder {name:?}",
+                    user.name
+                )
+            }
+            errno => format!(
+                "The working folder {name:?} can't be entered: {}",
+                io::Error::from(errno)
+            ),
+        };
+        Failure::new(SpawnFailure::Invalid, message)
+    })
+}
+
+fn environment(spawn: &Spawn, user: &User, terminal: bool) -> BTreeMap<OsString, OsString> {
+    let mut env = BTreeMap::new();
+    let mut set = |name: &str, value: &str| env.insert(name.into(), value.into());
+    set("PATH", DEFAULT_PATH);
+    set("HOME", &user.home);
+    set("USER", &user.name);
+    set("LOGNAME", &user.name);
+    set("SHELL", &user.shell);
+    set("LANG", "C.UTF-8");
+    if terminal {
+        set("TERM", "xterm-256color");
+    }
+    for (name, value) in &spawn.env {
+        env.insert(
+            OsString::from_vec(name.clone()),
+            OsString::from_vec(value.clone()),
+        );
+    }
+    env
+}
+
+fn check_variables(spawn: &Spawn) -> Result<(), Failure> {
+    match spawn
+        .env
+        .iter()
+        .find(|(name, _)| name.is_empty() || name.contains(&b'='))
+    {
+        Some((name, _)) => Err(Failure::new(
+            SpawnFailure::Invalid,
+            format!("A variable can't be called {:?}", quoted(name)),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Turns a failed step of the preparation into a sentence. The guest is out of something, or the step would not
+/// have failed.
+fn preparing<E: Into<io::Error>>(step: &'static str) -> impl Fn(E) -> Failure {
+    move |error| {
+        let error: io::Error = error.into();
+        Failure::new(
+            SpawnFailure::Exhausted,
+            format!("The command could not be prepared: {step}: {error}"),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spawn(env: &[(&str, &str)]) -> Spawn {
+        Spawn {
+            command_id: 1,
+            program: b"true".to_vec(),
+            args: Vec::new(),
+            env: env
+                .iter()
+                .map(|(name, value)| (name.as_bytes().into(), value.as_bytes().into()))
+                .collect(),
+            cwd: None,
+            user: None,
+            stdio: Stdio::Pipes { stdin: false },
+        }
+    }
+
+    #[test]
+    fn the_requests_variables_win_over_the_defaults() {
+        let user = Accounts::default().resolve(None).unwrap();
+
+        let env = environment(&spawn(&[("LANG", "C"), ("X", "")]), &user, false);
+
+        assert_eq!(env[OsStr::new("LANG")], "C");
+        assert_eq!(env[OsStr::new("X")], "");
+        assert_eq!(env[OsStr::new("HOME")], "/home/sandbox");
+        assert!(!env.contains_key(OsStr::new("TERM")));
+    }
+
+    #[test]
+    fn test_check_variables_impossible_name_returns_invalid() {
+        assert_eq!(
+            check_variables(&spawn(&[("A=B", "")])).unwrap_err().kind,
+            SpawnFailure::Invalid
+        );
+        assert_eq!(
+            check_variables(&spawn(&[("", "x")])).unwrap_err().kind,
+            SpawnFailure::Invalid
+        );
+        assert_eq!(check_variables(&spawn(&[("A", "=")])), Ok(()));
+    }
+}
