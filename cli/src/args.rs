@@ -111,7 +111,7 @@ pub(crate) struct MachineArgs {
 pub(crate) struct RunArgs {
     /// A script of the host, or `-` for one from standard input; after `--`, a command of the guest
     #[arg(
-        value_name = "SCRIPT [ARGS...]",
+        value_name = "SCRIPT",
         trailing_var_arg = true,
         required_unless_present = "code",
         hide = true
