@@ -12,6 +12,7 @@ use devices::reset::ResetPort;
 use devices::serial::{SerialPort, Sink};
 use devices::virtio::mmio::QUEUE_NOTIFY_OFFSET;
 use devices::virtio::{MmioTransport, VirtioDevice};
+use devices::vsock::{Incoming, Vsock};
 use event_manager::MutEventSubscriber;
 use kvm_ioctls::{IoEventAddress, Kvm, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
@@ -33,6 +34,9 @@ use crate::vcpu::{Buses, Vcpu, VcpuError};
 /// The version of KVM's interface, the only one there has been since 2007.
 const KVM_API_VERSION: i32 = 12;
 
+/// The first context identifier that a guest may have (virtio 1.2 §5.10.4).
+const MIN_GUEST_CID: u32 = 3;
+
 /// How often creating a virtual machine is tried again when a signal interrupts it.
 const MAX_CREATE_RETRIES: u32 = 100;
 
@@ -47,6 +51,12 @@ pub enum BuildError {
         given: usize,
         /// How many the configuration names.
         needed: usize,
+    },
+    /// A reserved one.
+    #[error("A guest can't have context identifier {guest_cid}: 0, 1, 2 and 4294967295 are taken")]
+    GuestCid {
+        /// What was asked for.
+        guest_cid: u32,
     },
     /// None, or above [`MAX_VCPUS`].
     #[error("A machine can't have {vcpu_count} processors: give it 1 to {MAX_VCPUS}")]
@@ -136,23 +146,33 @@ pub struct Machine {
     pub memory: GuestMemoryMmap,
 }
 
-/// What comes with the machine for the event loop.
-pub struct Parts {
-    /// The machine.
-    pub machine: Machine,
+/// A machine, and what the event loop needs to know of it.
+pub(crate) struct Parts {
+    pub(crate) machine: Machine,
     /// Its devices.
-    pub subscribers: Vec<Subscriber>,
+    pub(crate) subscribers: Vec<Subscriber>,
+    /// The one among them that the supervisor talks through.
+    pub(crate) vsock: Arc<Mutex<Vsock>>,
 }
 
 /// Builds the machine. `descriptors` are those of [`crate::control::ToMachine::Start`].
 ///
 /// # Errors
 /// See [`BuildError`]; nothing of the machine is left then.
-pub fn build(config: &MachineConfig, descriptors: Vec<OwnedFd>) -> Result<Parts, BuildError> {
+pub(crate) fn build(
+    config: &MachineConfig,
+    descriptors: Vec<OwnedFd>,
+    guest_connections: Box<dyn Incoming>,
+) -> Result<Parts, BuildError> {
     let files = Files::sort(config, descriptors)?;
     if config.vcpu_count == 0 || config.vcpu_count > MAX_VCPUS {
         return Err(BuildError::VcpuCount {
             vcpu_count: config.vcpu_count,
+        });
+    }
+    if config.guest_cid < MIN_GUEST_CID || config.guest_cid == u32::MAX {
+        return Err(BuildError::GuestCid {
+            guest_cid: config.guest_cid,
         });
     }
     let kvm = kvm_from(files.kvm)?;
@@ -182,6 +202,10 @@ pub fn build(config: &MachineConfig, descriptors: Vec<OwnedFd>) -> Result<Parts,
             .map_err(system("an event descriptor"))?;
         virtio.add(Arc::new(Mutex::new(block)))?;
     }
+    let vsock =
+        Vsock::new(config.guest_cid, guest_connections).map_err(system("an event descriptor"))?;
+    let vsock = Arc::new(Mutex::new(vsock));
+    virtio.add(Arc::clone(&vsock))?;
 
     let VirtioDevices {
         bus: mmio,
@@ -217,6 +241,7 @@ pub fn build(config: &MachineConfig, descriptors: Vec<OwnedFd>) -> Result<Parts,
             memory,
         },
         subscribers,
+        vsock,
     })
 }
 
@@ -406,6 +431,9 @@ fn create_vcpus(
                 .map_err(kvm_did_not("create a vCPU"))?;
             vcpu.set_cpuid2(&cpuid.for_vcpu(id)?)
                 .map_err(kvm_did_not("take a vCPU's features"))?;
+            if let Some(xcr0) = cpuid.extended_states() {
+                registers::set_extended_states(&vcpu, xcr0)?;
+            }
             registers::set_local_interrupts(&vcpu)?;
             if id == 0 {
                 registers::set_boot_processor(&vcpu, kernel.entry)?;

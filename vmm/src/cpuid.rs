@@ -108,6 +108,16 @@ impl CpuidTemplate {
         }
     }
 
+    /// The extended states that the processors have, as XCR0 takes them; `None` without XSAVE.
+    #[must_use]
+    pub fn extended_states(&self) -> Option<u64> {
+        self.entries
+            .iter()
+            .find(|entry| entry.function == 0xd && entry.index == 0)
+            .map(|entry| u64::from(entry.edx) << 32 | u64::from(entry.eax))
+            .filter(|states| *states != 0)
+    }
+
     /// The CPUID of the vCPU with this number.
     ///
     /// # Errors

@@ -1,12 +1,14 @@
 //! The event loop: the control socket, the end of the machine, and the devices, on one thread.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use devices::vsock::{Incoming, Refused, Vsock};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 
 use crate::builder::Subscriber;
-use crate::control::{ControlError, ControlSocket, EndReason, ToMachine};
+use crate::control::{ControlSocket, EndReason, FromMachine, ToMachine};
 use crate::end::EndSignal;
 
 /// Most events that are taken from the system at once.
@@ -30,10 +32,33 @@ pub(crate) enum Over {
     Machine(EndReason),
 }
 
+/// Offers the guest's connections to the supervisor, who closes those that it does not want.
+#[derive(Debug)]
+pub(crate) struct Offer(pub(crate) Arc<ControlSocket>);
+
+impl Incoming for Offer {
+    fn accept(
+        &mut self,
+        stream: UnixStream,
+        host_port: u32,
+        guest_port: u32,
+    ) -> Result<(), Refused> {
+        let message = FromMachine::GuestConnected {
+            host_port,
+            guest_port,
+        };
+        // A supervisor that does not read its socket is not waited for: the guest could have filled it.
+        self.0
+            .try_send(&message, &[stream.as_fd()])
+            .map_err(|_| Refused)
+    }
+}
+
 /// What the supervisor and the end of the machine have to say.
 struct Control {
     socket: Arc<ControlSocket>,
     end: Arc<EndSignal>,
+    vsock: Arc<Mutex<Vsock>>,
     over: Option<Over>,
 }
 
@@ -43,16 +68,23 @@ impl Control {
             self.over = Some(Over::Supervisor);
             return;
         }
-        match self.socket.try_receive::<ToMachine>() {
+        match self.socket.try_receive() {
             Ok(Some((ToMachine::Connect { port }, descriptors))) => {
-                let _ = (port, descriptors);
+                self.connect(port, descriptors);
             }
             Ok(None) => {}
-            // A second start, or a message that this version does not know.
-            Ok(Some(_)) | Err(ControlError::Malformed | ControlError::Closed) => {
-                self.over = Some(Over::Supervisor);
+            // A second start, or no message at all: nobody who speaks so can be followed.
+            Ok(Some((ToMachine::Start(_), _))) | Err(_) => self.over = Some(Over::Supervisor),
+        }
+    }
+
+    /// Hands a stream to the guest. One that can't be is closed, which is how the supervisor learns of it.
+    fn connect(&mut self, port: u32, descriptors: Vec<OwnedFd>) {
+        for stream in descriptors.into_iter().take(1) {
+            let connected = lock(&self.vsock).connect(port, UnixStream::from(stream));
+            if let Err(error) = connected {
+                tracing::debug!(port, %error, "A stream to the guest was refused");
             }
-            Err(_) => self.over = Some(Over::Supervisor),
         }
     }
 }
@@ -90,11 +122,13 @@ impl MutEventSubscriber for Control {
 pub(crate) fn run(
     socket: &Arc<ControlSocket>,
     end: &Arc<EndSignal>,
+    vsock: &Arc<Mutex<Vsock>>,
     devices: Vec<Subscriber>,
 ) -> Result<Over, LoopError> {
     let control = Arc::new(Mutex::new(Control {
         socket: Arc::clone(socket),
         end: Arc::clone(end),
+        vsock: Arc::clone(vsock),
         over: None,
     }));
     let mut manager = EventManager::<Subscriber>::new_with_capacity(MAX_EVENTS)?;

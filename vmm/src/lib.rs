@@ -18,6 +18,7 @@ pub mod cpuid;
 pub mod disk;
 pub mod end;
 mod event_loop;
+pub mod host;
 pub mod kernel;
 pub mod layout;
 pub mod memory;

@@ -4,7 +4,9 @@
 //! values of the floating-point state are already what the System V ABI wants (FCW 0x37f, MXCSR 0x1f80), so
 //! neither is written.
 
-use kvm_bindings::{Msrs, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_segment};
+use kvm_bindings::{
+    Msrs, kvm_lapic_state, kvm_msr_entry, kvm_regs, kvm_segment, kvm_xcr, kvm_xcrs,
+};
 use kvm_ioctls::VcpuFd;
 
 use crate::{boot, layout};
@@ -109,6 +111,31 @@ fn set_msrs(vcpu: &VcpuFd) -> Result<(), RegistersError> {
         return Err(first_refused(taken));
     }
     Ok(())
+}
+
+/// Switches on all extended states of `xcr0` (Intel SDM 3A §2.6), as every kernel does itself.
+///
+/// KVM follows a kernel's own `XSETBV` where the processor intercepts it. An emulated one (QEMU's SVM) does not, and KVM would
+/// go on running the guest with the reset value: AVX instructions would fault, and CPUID give the wrong size.
+///
+/// # Errors
+/// See [`RegistersError`].
+pub fn set_extended_states(vcpu: &VcpuFd, xcr0: u64) -> Result<(), RegistersError> {
+    let mut xcrs = kvm_xcrs {
+        nr_xcrs: 1,
+        ..kvm_xcrs::default()
+    };
+    if let Some(first) = xcrs.xcrs.first_mut() {
+        *first = kvm_xcr {
+            xcr: 0,
+            reserved: 0,
+            value: xcr0,
+        };
+    }
+    vcpu.set_xcrs(&xcrs).map_err(|source| RegistersError::Kvm {
+        action: "take a processor's extended states",
+        source,
+    })
 }
 
 /// Routes the legacy interrupt controller and NMIs through a local APIC, as the MP table says.

@@ -13,7 +13,7 @@ use crate::builder::{self, Parts};
 use crate::control::{
     ControlSocket, EndReason, FromMachine, MAX_CONSOLE_TAIL_BYTES, MachineConfig, ToMachine,
 };
-use crate::event_loop::{self, Over};
+use crate::event_loop::{self, Offer, Over};
 
 /// How long the last message waits for a supervisor that does not read.
 const MAX_LAST_WORD_WAIT: Duration = Duration::from_secs(1);
@@ -69,7 +69,8 @@ fn run(
     let Parts {
         machine,
         subscribers,
-    } = match builder::build(config, descriptors) {
+        vsock,
+    } = match builder::build(config, descriptors, Box::new(Offer(Arc::clone(socket)))) {
         Ok(parts) => parts,
         Err(error) => return Life::Ended(EndReason::StartFailed(sentence(&error)), Vec::new()),
     };
@@ -82,7 +83,7 @@ fn run(
     }
     // Refused only where the supervisor is gone, which the loop sees next.
     let _ = socket.try_send(&running, &[]);
-    match event_loop::run(socket, &machine.end, subscribers) {
+    match event_loop::run(socket, &machine.end, &vsock, subscribers) {
         Ok(Over::Supervisor) => Life::Closed,
         Ok(Over::Machine(reason)) => Life::Ended(reason, tail(machine.serial.tail())),
         Err(error) => Life::Ended(

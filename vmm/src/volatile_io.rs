@@ -15,7 +15,7 @@ const MAX_SLICES: usize = 1024;
 ///
 /// # Errors
 /// The system's, or [`io::ErrorKind::UnexpectedEof`] where the file ends early; some slices may have been filled.
-pub fn read_at<B: BitmapSlice>(
+pub(crate) fn read_at<B: BitmapSlice>(
     file: impl AsFd,
     offset: u64,
     slices: &[VolatileSlice<'_, B>],
@@ -32,7 +32,7 @@ pub fn read_at<B: BitmapSlice>(
 ///
 /// # Errors
 /// The system's; some slices may have been written.
-pub fn write_at<B: BitmapSlice>(
+pub(crate) fn write_at<B: BitmapSlice>(
     file: impl AsFd,
     offset: u64,
     slices: &[VolatileSlice<'_, B>],
