@@ -196,11 +196,7 @@ pub(crate) fn install(source: &Path, target: &Path) -> Result<(), CacheError> {
     {
         return Ok(());
     }
-    let mut name = target
-        .file_name()
-        .map_or_else(OsString::new, OsString::from);
-    name.push(format!(".{}", std::process::id()));
-    let staging = target.with_file_name(name);
+    let staging = beside(target);
     fs::copy(source, &staging).map_err(CacheError::io("write", &staging))?;
     let file = File::options()
         .write(true)
@@ -209,6 +205,26 @@ pub(crate) fn install(source: &Path, target: &Path) -> Result<(), CacheError> {
     file.set_modified(modified)
         .map_err(CacheError::io("set the time of", &staging))?;
     fs::rename(&staging, target).map_err(CacheError::io("create", target))
+}
+
+/// Writes `content` to `target`, whole or not at all, unless that is its content already.
+pub(crate) fn replace(target: &Path, content: &[u8]) -> Result<(), CacheError> {
+    if fs::read(target).is_ok_and(|present| present == content) {
+        return Ok(());
+    }
+    let staging = beside(target);
+    fs::write(&staging, content).map_err(CacheError::io("write", &staging))?;
+    fs::rename(&staging, target).map_err(CacheError::io("create", target))
+}
+
+/// A name beside `target` for what is to become it. One for all processes, so that what a killed one left is overwritten; the
+/// caller holds a lock.
+fn beside(target: &Path) -> PathBuf {
+    let mut name = target
+        .file_name()
+        .map_or_else(OsString::new, OsString::from);
+    name.push(".new");
+    target.with_file_name(name)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 
 /// Developer tasks of sandvmm.
 #[derive(Debug, Parser)]
@@ -15,6 +15,43 @@ pub(crate) struct Arguments {
 /// The tasks.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
+    /// Build kernel, root image and initramfs where needed, and install them to the data folder
+    Setup,
+    /// Build the guest's kernel and print its path
+    Kernel,
+    /// Build the guest's root image and print its SHA-256 and path
+    Image {
+        /// Build it a second time and fail where the bytes differ
+        #[arg(long)]
+        verify: bool,
+    },
+    /// Set everything up and run `sandvmm run` with these arguments on a KVM host
+    #[command(disable_help_flag = true)]
+    Run {
+        /// Arguments of `sandvmm run`
+        #[arg(
+            required = true,
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "ARGS"
+        )]
+        arguments: Vec<OsString>,
+    },
+    /// Run all tests and checks, in real virtual machines too
+    Test {
+        /// Run these parts alone
+        #[arg(long, value_enum, value_name = "PART")]
+        only: Vec<Part>,
+        /// Run the whole-machine tests with these words in their names alone
+        #[arg(value_name = "FILTER")]
+        filters: Vec<OsString>,
+    },
+    /// Count the instructions of a boot, phase by phase, and keep them in benches/results
+    Bench {
+        /// How often to boot
+        #[arg(short = 'n', long, default_value_t = 5, value_name = "N")]
+        runs: u32,
+    },
     /// Run a command on a KVM host: this machine where it has hardware virtualization, else an emulated one
     Host {
         /// Use the emulated host, with one processor, and let one instruction be one nanosecond of every clock
@@ -27,4 +64,19 @@ pub(crate) enum Task {
     /// (internal) Serve as the emulated host's first process
     #[command(hide = true)]
     HostAgent,
+}
+
+/// The parts of `cargo xtask test`, in the order in which they run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// rustfmt finds nothing to change
+    Format,
+    /// clippy finds nothing to say
+    Lint,
+    /// Unit tests beside the code, bare-metal guests where /dev/kvm opens, and examples in the documentation
+    Unit,
+    /// The documentation builds without a warning
+    Doc,
+    /// Whole machines on a KVM host
+    Machine,
 }

@@ -1,22 +1,31 @@
 //! Developer tasks: set-up, kernel, image, KVM host, tests, benchmarks.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cache;
 mod cli;
 mod cpio;
 mod host;
+mod image;
+mod initramfs;
+mod kernel;
 mod packages;
 mod progress;
+mod setup;
+mod test;
 mod tool;
 mod workspace;
 
 use std::error::Error;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
 
+use cache::Cache;
 use cli::{Arguments, Task};
 use host::{EXIT_HOST_FAILED, HostCommand, HostError};
+use image::Variant;
 use progress::Progress;
 use workspace::Workspace;
 
@@ -34,6 +43,32 @@ fn main() -> ExitCode {
 fn perform(task: Task) -> Result<u8, Box<dyn Error>> {
     let progress = Progress::new();
     match task {
+        Task::Setup => {
+            let data = setup::setup(&Workspace::find()?, &Cache::open()?, &progress)?;
+            println!("{}", data.path().display());
+            Ok(0)
+        }
+        Task::Kernel => {
+            println!("{}", kernel::build(&Cache::open()?, &progress)?.display());
+            Ok(0)
+        }
+        Task::Image { verify } => {
+            let cache = Cache::open()?;
+            let image = image::build(Variant::Standard, &cache, &progress)?;
+            let hash = if verify {
+                image::verify(&image, &cache, &progress)?
+            } else {
+                image::sha256(&image)?
+            };
+            println!("{hash}  {}", image.display());
+            Ok(0)
+        }
+        Task::Run { arguments } => run(arguments, &progress),
+        Task::Test { only, filters } => test::test(&Workspace::find()?, &only, &filters, &progress),
+        Task::Bench { runs } => {
+            bench::boot(&Workspace::find()?, runs, &progress)?;
+            Ok(0)
+        }
         Task::Host {
             count_instructions,
             command,
@@ -42,6 +77,7 @@ fn perform(task: Task) -> Result<u8, Box<dyn Error>> {
                 command,
                 environment: Vec::new(),
                 count_instructions,
+                resident: Vec::new(),
             };
             Ok(command.run(&Workspace::find()?, &progress)?)
         }
@@ -50,6 +86,23 @@ fn perform(task: Task) -> Result<u8, Box<dyn Error>> {
             Ok(0)
         }
     }
+}
+
+/// Sets everything up and runs `sandvmm run` with these arguments on a KVM host.
+fn run(arguments: Vec<OsString>, progress: &Progress) -> Result<u8, Box<dyn Error>> {
+    let workspace = Workspace::find()?;
+    setup::setup(&workspace, &Cache::open()?, progress)?;
+    setup::build_command(&workspace, progress)?;
+    let command = HostCommand {
+        command: ["sandvmm".into(), "run".into()]
+            .into_iter()
+            .chain(arguments)
+            .collect(),
+        environment: Vec::new(),
+        count_instructions: false,
+        resident: Vec::new(),
+    };
+    Ok(command.run(&workspace, progress)?)
 }
 
 /// Says what went wrong, and why, on one line a cause.

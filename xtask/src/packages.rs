@@ -95,7 +95,7 @@ pub(crate) fn ensure(needs: &[Need], progress: &Progress) -> Result<(), PackageE
     progress.say(&format!("Installing the missing packages: {packages}"));
     let step = progress.begin("Installing packages");
     update(&packages)?;
-    let mut install = privileged("apt-get");
+    let mut install = apt_get();
     install
         .args(["install", "--yes", "--no-install-recommends"])
         .args(packages.split(' '));
@@ -170,14 +170,14 @@ pub(crate) fn dependencies(package: &str) -> Result<Vec<String>, PackageError> {
         .collect())
 }
 
-/// The version of `package` that apt would install now, for the hash of a build's inputs.
+/// Whether packages can be had from apt here.
 pub(crate) fn has_apt() -> bool {
     program("apt-get").is_some() && program("dpkg-deb").is_some()
 }
 
 /// Fetches apt's package lists. `wanted` is what they are fetched for.
 pub(crate) fn update(wanted: &str) -> Result<(), PackageError> {
-    apt(privileged("apt-get").arg("update"), wanted)
+    apt(apt_get().arg("update"), wanted)
 }
 
 fn apt(command: &mut Command, packages: &str) -> Result<(), PackageError> {
@@ -190,19 +190,21 @@ fn apt(command: &mut Command, packages: &str) -> Result<(), PackageError> {
 }
 
 /// A command as root: as it is for root, through sudo for anyone else.
-fn privileged(program: &str) -> Command {
-    let mut command = if rustix::process::geteuid().is_root() {
-        Command::new(program)
-    } else {
-        let mut sudo = Command::new("sudo");
-        sudo.arg("--preserve-env=DEBIAN_FRONTEND").arg(program);
-        sudo
-    };
-    command.env("DEBIAN_FRONTEND", "noninteractive").args([
-        "-q",
-        "-o",
-        &format!("DPkg::Lock::Timeout={APT_LOCK_TIMEOUT_S}"),
-    ]);
+pub(crate) fn privileged(program: &str) -> Command {
+    if rustix::process::geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut sudo = Command::new("sudo");
+    sudo.arg(program);
+    sudo
+}
+
+/// apt-get as root, asking no questions.
+fn apt_get() -> Command {
+    let mut command = privileged("env");
+    command
+        .args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-o"])
+        .arg(format!("DPkg::Lock::Timeout={APT_LOCK_TIMEOUT_S}"));
     command
 }
 

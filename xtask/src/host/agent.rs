@@ -24,6 +24,8 @@ pub(super) const PORT_NAME: &str = "xtask";
 /// 9p options of a folder that is shared for writing: like the root folder's. What is written is on the other side when the
 /// command has ended ([`rustix::fs::sync`]).
 const SHARE_OPTIONS: &str = "trans=virtio,version=9p2000.L,msize=512000,cache=loose";
+/// Where copies of files in memory are, before they are mounted over the files.
+const RESIDENT: &str = "/run/resident";
 /// Open files that the command may have: what systemd gives a service on a Debian machine. (The kernel's own default for the
 /// first process is 4096.)
 const OPEN_FILES: Rlimit = Rlimit {
@@ -153,7 +155,7 @@ fn converse() -> Result<(), AgentError> {
     }
 }
 
-/// Mounts the shared folders and sets the clock.
+/// Mounts the shared folders, copies files into memory, and sets the clock.
 fn prepare(start: &Start) -> Result<(), AgentError> {
     for (index, folder) in start.shares.iter().enumerate() {
         attach(
@@ -163,6 +165,15 @@ fn prepare(start: &Start) -> Result<(), AgentError> {
             MountFlags::empty(),
             SHARE_OPTIONS,
         )?;
+    }
+    if !start.resident.is_empty() {
+        std::fs::create_dir(RESIDENT).map_err(failed(format!("create {RESIDENT}")))?;
+    }
+    for (index, file) in start.resident.iter().enumerate() {
+        let copy = Path::new(RESIDENT).join(index.to_string());
+        std::fs::copy(file, &copy)
+            .and_then(|_| Ok(rustix::mount::mount_bind(&copy, file)?))
+            .map_err(failed(format!("copy {} into memory", file.display())))?;
     }
     let seconds = i64::try_from(start.clock_ns / 1_000_000_000).unwrap_or(i64::MAX);
     let nanoseconds = i64::try_from(start.clock_ns % 1_000_000_000).unwrap_or(0);

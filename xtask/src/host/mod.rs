@@ -6,6 +6,7 @@
 pub(crate) mod agent;
 mod guest;
 mod qemu;
+mod resident;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -28,6 +29,8 @@ use wire::{DATA_BYTES_MAX, Frame, Start, WireError};
 
 /// Exit code of xtask where the host, and not the command, failed.
 pub(crate) const EXIT_HOST_FAILED: u8 = 125;
+/// Bytes of a shown output's end that the caller gets.
+const SHOWN_END_BYTES: usize = 64 * 1024;
 /// Exit code of a command that SIGPIPE ended: what this process returns when nobody reads its output any more.
 const EXIT_BROKEN_PIPE: u8 = 141;
 /// How long the emulated host may take to boot: it takes 4 s on an idle machine, and a busy one may have a tenth of that for it.
@@ -102,6 +105,9 @@ pub(crate) struct HostCommand {
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// Always the emulated host, where one instruction is one nanosecond.
     pub(crate) count_instructions: bool,
+    /// With `count_instructions`: files that the command opens. They are copied into memory first, as the program and its
+    /// libraries are: a wait for this machine's file system moves the counting clock on by an arbitrary amount.
+    pub(crate) resident: Vec<PathBuf>,
 }
 
 /// Whether this machine runs virtual machines by itself: its processor can, and `/dev/kvm` opens. A processor that cannot may
@@ -125,8 +131,42 @@ pub(crate) fn is_here() -> bool {
 
 /// Where the command's standard output goes; standard input and standard error are this process's.
 enum Output {
+    /// To this process's.
     Inherited,
+    /// To the caller.
     Kept(Vec<u8>),
+    /// To this process's, and its end to the caller.
+    Shown(Vec<u8>),
+}
+
+impl Output {
+    fn take(&mut self, data: &[u8]) -> Result<(), io::Error> {
+        match self {
+            Self::Inherited => show(&mut io::stdout(), data),
+            Self::Kept(kept) => {
+                kept.extend_from_slice(data);
+                Ok(())
+            }
+            Self::Shown(end) => {
+                end.extend_from_slice(data);
+                let excess = end.len().saturating_sub(SHOWN_END_BYTES);
+                end.drain(..excess);
+                show(&mut io::stdout(), data)
+            }
+        }
+    }
+
+    fn bytes(self) -> Vec<u8> {
+        match self {
+            Self::Inherited => Vec::new(),
+            Self::Kept(bytes) | Self::Shown(bytes) => bytes,
+        }
+    }
+}
+
+fn show(to: &mut impl Write, data: &[u8]) -> Result<(), io::Error> {
+    to.write_all(data)?;
+    to.flush()
 }
 
 impl HostCommand {
@@ -143,10 +183,18 @@ impl HostCommand {
     ) -> Result<(u8, Vec<u8>), HostError> {
         let mut output = Output::Kept(Vec::new());
         let code = self.run_to(&mut output, workspace, progress)?;
-        match output {
-            Output::Kept(bytes) => Ok((code, bytes)),
-            Output::Inherited => Ok((code, Vec::new())),
-        }
+        Ok((code, output.bytes()))
+    }
+
+    /// Like [`Self::run`], and returns the end of what the command wrote to standard output as well.
+    pub(crate) fn watch(
+        &self,
+        workspace: &Workspace,
+        progress: &Progress,
+    ) -> Result<(u8, Vec<u8>), HostError> {
+        let mut output = Output::Shown(Vec::new());
+        let code = self.run_to(&mut output, workspace, progress)?;
+        Ok((code, output.bytes()))
     }
 
     fn run_to(
@@ -168,20 +216,24 @@ impl HostCommand {
         };
         let mut command = Command::new(program);
         command.args(arguments).envs(self.environment(workspace));
-        if let Output::Kept(_) = output {
+        if !matches!(output, Output::Inherited) {
             command.stdout(Stdio::piped());
         }
-        let ended = command
-            .spawn()
-            .and_then(std::process::Child::wait_with_output)
-            .map_err(|error| {
-                let (code, reason) = not_started(program, &error);
-                HostError::NotRun { code, reason }
-            })?;
-        if let Output::Kept(kept) = output {
-            *kept = ended.stdout;
+        let mut child = command.spawn().map_err(|error| {
+            let (code, reason) = not_started(program, &error);
+            HostError::NotRun { code, reason }
+        })?;
+        if let Some(mut stdout) = child.stdout.take() {
+            let mut data = vec![0; DATA_BYTES_MAX];
+            while let Ok(len @ 1..) = stdout.read(&mut data) {
+                let read = data.get(..len).unwrap_or_default();
+                output
+                    .take(read)
+                    .map_err(failed("write the command's output"))?;
+            }
         }
-        Ok(exit_code(ended.status))
+        let status = child.wait().map_err(failed("wait for the command"))?;
+        Ok(exit_code(status))
     }
 
     fn run_emulated(
@@ -225,12 +277,19 @@ impl HostCommand {
 
     /// What the agent is told.
     fn start(&self, workspace: &Workspace, shares: &[PathBuf]) -> Result<Start, HostError> {
+        let environment = self.environment(workspace);
+        let resident = if self.count_instructions {
+            resident::files(&self.command, &environment, &self.resident)
+        } else {
+            Vec::new()
+        };
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         Ok(Start {
             command: self.command.clone(),
-            environment: self.environment(workspace),
+            environment,
             folder: std::env::current_dir().map_err(failed("find the working folder"))?,
             shares: shares.to_vec(),
+            resident,
             clock_ns: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)),
         })
     }
@@ -290,11 +349,8 @@ enum CarryError {
 fn carry(socket: &mut UnixStream, output: &mut Output) -> Result<u8, CarryError> {
     loop {
         match Frame::read(socket).map_err(CarryError::Wire)? {
-            Frame::Stdout(data) => match output {
-                Output::Inherited => write_through(&mut io::stdout(), &data)?,
-                Output::Kept(kept) => kept.extend_from_slice(&data),
-            },
-            Frame::Stderr(data) => write_through(&mut io::stderr(), &data)?,
+            Frame::Stdout(data) => output.take(&data).map_err(CarryError::Output)?,
+            Frame::Stderr(data) => show(&mut io::stderr(), &data).map_err(CarryError::Output)?,
             Frame::Exit(code) => return Ok(code),
             Frame::Failed(code, reason) => return Err(CarryError::NotRun { code, reason }),
             other => {
@@ -303,12 +359,6 @@ fn carry(socket: &mut UnixStream, output: &mut Output) -> Result<u8, CarryError>
             }
         }
     }
-}
-
-fn write_through(to: &mut impl Write, data: &[u8]) -> Result<(), CarryError> {
-    to.write_all(data)
-        .and_then(|()| to.flush())
-        .map_err(CarryError::Output)
 }
 
 fn failed(action: &'static str) -> impl FnOnce(io::Error) -> HostError {
@@ -333,7 +383,7 @@ fn exit_code(status: ExitStatus) -> u8 {
     let code = status
         .code()
         .or_else(|| status.signal().map(|signal| 128 + signal))
-        .unwrap_or(i32::from(EXIT_HOST_FAILED));
+        .unwrap_or_else(|| i32::from(EXIT_HOST_FAILED));
     u8::try_from(code).unwrap_or(EXIT_HOST_FAILED)
 }
 

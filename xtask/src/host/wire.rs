@@ -26,6 +26,8 @@ pub(crate) struct Start {
     pub(crate) folder: PathBuf,
     /// Folders that are shared for writing; the one at index N has the 9p tag of [`share_tag`].
     pub(crate) shares: Vec<PathBuf>,
+    /// Files that are to be copied into memory first.
+    pub(crate) resident: Vec<PathBuf>,
     /// Nanoseconds since 1970: the emulated host's clock has whole seconds at its start.
     pub(crate) clock_ns: u64,
 }
@@ -131,6 +133,7 @@ mod tests {
             environment: vec![("A".into(), OsString::from_vec(vec![0xfe]))],
             folder: "/here".into(),
             shares: vec!["/share".into()],
+            resident: vec!["/file".into()],
             clock_ns: 7,
         };
         let frames = [

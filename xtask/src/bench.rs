@@ -1,0 +1,188 @@
+//! `cargo xtask bench`: instructions of a boot, counted phase by phase in the emulated host.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::cache::{self, Cache, CacheError};
+use crate::host::{HostCommand, HostError};
+use crate::image::{self, ImageError};
+use crate::progress::Progress;
+use crate::setup::{self, SetupError};
+use crate::workspace::Workspace;
+
+/// Where results are kept, below the project's root.
+const RESULTS: &str = "benches/results";
+/// The machine that is measured: the one that published figures of other monitors are for.
+const MACHINE: [&str; 4] = ["--cpus", "1", "--memory", "128M"];
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BenchError {
+    /// No kernel, image, agent or command.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// No emulated host.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A file could not be read or written.
+    #[error(transparent)]
+    File(#[from] CacheError),
+    /// A file could not be hashed.
+    #[error(transparent)]
+    Hash(#[from] ImageError),
+    /// The measurement failed.
+    #[error("The measurement ended with exit code {0}; what it said stands above")]
+    Failed(u8),
+    /// The measurement said something else than expected.
+    #[error("Could not understand the measurement's result: {output}")]
+    Result {
+        /// What it said.
+        output: String,
+        /// What is wrong with that.
+        source: serde_json::Error,
+    },
+}
+
+/// The part of `sandvmm bench boot --json` that the table shows. One microsecond is a thousand instructions.
+#[derive(Debug, Deserialize)]
+struct Report {
+    phases: Vec<Phase>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Phase {
+    name: String,
+    reached_us: Option<Summary>,
+    took_us: Option<Summary>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Summary {
+    min: u64,
+    p50: u64,
+    max: u64,
+}
+
+/// Boots `runs` times, prints a table and keeps the figures.
+pub(crate) fn boot(
+    workspace: &Workspace,
+    runs: u32,
+    progress: &Progress,
+) -> Result<(), BenchError> {
+    let data = setup::setup(workspace, &Cache::open()?, progress)?;
+    setup::build_command(workspace, progress)?;
+    let files = ["vmlinux", "initramfs.cpio", "rootfs.erofs"].map(|name| data.path().join(name));
+    let words = ["sandvmm", "bench", "boot", "--json", "-n"].map(OsString::from);
+    let count = OsString::from(runs.to_string());
+    let command = HostCommand {
+        command: words
+            .into_iter()
+            .chain([count])
+            .chain(MACHINE.map(OsString::from))
+            .collect(),
+        environment: vec![("SANDVMM_HOME".into(), data.path().into())],
+        count_instructions: true,
+        resident: files.to_vec(),
+    };
+    let step = progress.begin("Counting the instructions of a boot");
+    let (code, output) = command.capture(workspace, progress)?;
+    drop(step);
+    if code != 0 {
+        return Err(BenchError::Failed(code));
+    }
+    let understood = |source| BenchError::Result {
+        output: String::from_utf8_lossy(&output).into_owned(),
+        source,
+    };
+    let whole: Value = serde_json::from_slice(&output).map_err(understood)?;
+    let report = Report::deserialize(&whole).map_err(understood)?;
+    print!("{}", table(&report, runs));
+    keep(workspace, &files, &whole)
+}
+
+/// Writes the figures, with the hashes of what was booted, to the results folder.
+fn keep(workspace: &Workspace, files: &[PathBuf], report: &Value) -> Result<(), BenchError> {
+    let mut booted = serde_json::Map::new();
+    for file in files {
+        let name = file
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        booted.insert(name, Value::String(image::sha256(file)?));
+    }
+    let kept = json!({
+        "benchmark": "boot",
+        "unit": "thousands of instructions: in the emulated host a microsecond is a thousand",
+        "sha256": booted,
+        "report": report,
+    });
+    let folder = workspace.root().join(RESULTS);
+    std::fs::create_dir_all(&folder).map_err(CacheError::io("create the folder", &folder))?;
+    let file = folder.join("boot.json");
+    cache::replace(&file, format!("{kept:#}\n").as_bytes())?;
+    println!("\nkept in {}", file.display());
+    Ok(())
+}
+
+fn table(report: &Report, runs: u32) -> String {
+    let mut text = format!(
+        "{runs} boots ({}), millions of instructions\n\n{:<18}{:>12}{:>12}{:>12}{:>12}\n",
+        MACHINE.join(" "),
+        "phase",
+        "min",
+        "p50",
+        "max",
+        "p50 in all"
+    );
+    for phase in &report.phases {
+        let (min, p50, max) = match &phase.took_us {
+            Some(took) => (millions(took.min), millions(took.p50), millions(took.max)),
+            None => ("-".into(), "-".into(), "-".into()),
+        };
+        let reached = match &phase.reached_us {
+            Some(reached) => millions(reached.p50),
+            None => "-".into(),
+        };
+        text.push_str(&format!(
+            "{:<18}{min:>12}{p50:>12}{max:>12}{reached:>12}\n",
+            phase.name
+        ));
+    }
+    text
+}
+
+/// Thousands as millions with two decimals.
+fn millions(thousands: u64) -> String {
+    format!("{}.{:02}", thousands / 1000, thousands % 1000 / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_that_was_not_reached_has_no_figures() {
+        let report: Report = serde_json::from_value(json!({ "runs": 1, "phases": [
+            { "name": "vCPU running", "reached_us": { "min": 1, "p50": 20_450, "max": 3 },
+              "took_us": { "min": 19_001, "p50": 19_999, "max": 20_000 } },
+            { "name": "agent ready", "reached_us": null, "took_us": null },
+        ] }))
+        .unwrap();
+
+        let text = table(&report, 1);
+
+        let lines: Vec<_> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>())
+            .collect();
+        assert_eq!(
+            lines[3],
+            ["vCPU", "running", "19.00", "19.99", "20.00", "20.45"]
+        );
+        assert_eq!(lines[4], ["agent", "ready", "-", "-", "-", "-"]);
+    }
+}
