@@ -114,6 +114,11 @@ impl Vsock {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn muxer(&self) -> &Muxer {
+        &self.muxer
+    }
+
     /// Opens a connection to a port in the guest, over the machine's end of a socket pair. Does not wait: bytes that the peer writes before
     /// the guest has accepted stay in the socket, and if the guest refuses, the peer reads end of file.
     ///

@@ -3,8 +3,10 @@
 /// Bounds of one device. [`Limits::DEFAULT`] is what a machine gets; tests take smaller ones to reach them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Connections that hold a descriptor or a reset that the guest has not yet taken. At the bound a guest's connect is
-    /// reset and a host's refused, unless a connection is found that nobody on the host holds any more.
+    /// Connections that hold a descriptor, or a reset that the guest has not yet taken. At the bound a guest's connect is reset
+    /// and a host's refused. That includes those that live on for one side alone: bytes that the guest's program has yet
+    /// to read after the peer closed, or the other way round. None of these is ended to make room: its reader would take what
+    /// it got for the whole. They end when their last holder closes, and with the program.
     pub(super) connections: usize,
     /// Resets owed for port pairs that are not connections. At the bound the next is dropped: it answers a packet that the guest
     /// sent out of the blue. A connect that is answered so ends with the guest's own time-out. The

@@ -12,7 +12,7 @@ use vmm_sys_util::epoll::{Epoll, EpollEvent};
 use super::connection::{Connection, Outgoing};
 use super::limits::{FIRST_HOST_PORT, LAST_HOST_PORT, Limits, SOCKETS_PER_TURN};
 use super::packet::{
-    GuestPacket, HEADER_LEN, HOST_CID, Header, Op, PAYLOAD_OFFSET, Ports, TYPE_STREAM,
+    GuestPacket, HEADER_BYTES, HOST_CID, Header, Op, PAYLOAD_OFFSET, Ports, TYPE_STREAM,
 };
 use super::watched::Watched;
 use super::{ConnectError, Incoming};
@@ -100,7 +100,7 @@ impl Muxer {
         guest_port: u32,
         stream: UnixStream,
     ) -> Result<(), ConnectError> {
-        if !self.make_room() {
+        if self.connections.len() >= self.limits.connections {
             return Err(ConnectError::TooMany {
                 limit: self.limits.connections,
             });
@@ -159,7 +159,7 @@ impl Muxer {
             return Filled::Nothing;
         };
         match writable.write_at(memory, 0, &header.to_bytes()) {
-            Ok(()) => Filled::Packet(header.len.saturating_add(HEADER_LEN as u32)),
+            Ok(()) => Filled::Packet(header.len.saturating_add(HEADER_BYTES)),
             Err(_) => Filled::Unusable,
         }
     }
@@ -186,6 +186,18 @@ impl Muxer {
         // `next_host_port` goes on, so that no connection comes from a port that the guest has just known.
     }
 
+    /// Connections that are held for the guest or for the host.
+    #[cfg(test)]
+    pub(super) fn connection_count(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Bytes of budget that no connection holds.
+    #[cfg(test)]
+    pub(super) fn budget_bytes(&self) -> u32 {
+        self.budget_bytes
+    }
+
     fn accept(&mut self, request: &Header) {
         match self.try_accept(request) {
             Some(connection) => self.insert_next(connection),
@@ -194,7 +206,7 @@ impl Muxer {
     }
 
     fn try_accept(&mut self, request: &Header) -> Option<Connection> {
-        if !self.make_room() {
+        if self.connections.len() >= self.limits.connections {
             return None;
         }
         // Out of descriptors: as good as a port where nobody listens.
@@ -218,10 +230,11 @@ impl Muxer {
         let guest_cid = self.guest_cid;
         // Each has one try, and one more is the resets'.
         for _ in 0..=self.turns.len() {
-            if !std::mem::replace(&mut self.resets_had_turn, true) || self.turns.is_empty() {
-                if let Some(reset) = self.resets.pop_front() {
-                    return Some(reset);
-                }
+            let had_turn = std::mem::replace(&mut self.resets_had_turn, true);
+            if (!had_turn || self.turns.is_empty())
+                && let Some(reset) = self.resets.pop_front()
+            {
+                return Some(reset);
             }
             self.resets_had_turn = false;
             let id = self.turns.pop_front()?;
@@ -278,32 +291,6 @@ impl Muxer {
         };
         self.connections.insert(id, entry);
         self.with(id, |_| {});
-    }
-
-    /// Whether there is room for one more connection, after ending the oldest that nobody on the host holds, if need be.
-    fn make_room(&mut self) -> bool {
-        if self.connections.len() < self.limits.connections {
-            return true;
-        }
-        // With no room for the reset that it must get, it stays.
-        if self.resets.len() >= self.limits.resets {
-            return false;
-        }
-        let oldest = self
-            .connections
-            .iter()
-            .filter(|(_, entry)| entry.connection.is_abandoned())
-            .min_by_key(|(id, _)| **id)
-            .map(|(id, entry)| (*id, entry.connection.ports()));
-        let Some((id, ports)) = oldest else {
-            return false;
-        };
-        self.resets.push_back(Header {
-            op: Op::Reset as u16,
-            ..header_to_guest(ports, self.guest_cid)
-        });
-        self.with(id, Connection::forget);
-        true
     }
 
     /// A host port that makes a new pair with `guest_port`. One of as many as there are connections, and one more, is free.

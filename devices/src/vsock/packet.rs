@@ -11,10 +11,13 @@ use crate::virtio::{BufferError, Buffers};
 pub(super) const HOST_CID: u64 = 2;
 
 /// Bytes of a header.
-pub(super) const HEADER_LEN: usize = 44;
+pub(super) const HEADER_BYTES: u32 = 44;
 
-/// The header's length as an offset of the payload.
-pub(super) const PAYLOAD_OFFSET: u64 = HEADER_LEN as u64;
+/// The same as an array's length.
+pub(super) const HEADER_LEN: usize = HEADER_BYTES as usize;
+
+/// The same as the offset of the payload in a packet's buffers.
+pub(super) const PAYLOAD_OFFSET: u64 = HEADER_BYTES as u64;
 
 /// `VIRTIO_VSOCK_TYPE_STREAM`: the one type that is offered.
 pub(super) const TYPE_STREAM: u16 = 1;

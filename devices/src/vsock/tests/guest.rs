@@ -12,7 +12,7 @@ use event_manager::{EventManager, SubscriberOps};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::super::limits::Limits;
-use super::super::packet::{HEADER_LEN, HOST_CID, Header, Op, TYPE_STREAM};
+use super::super::packet::{HEADER_BYTES, HEADER_LEN, HOST_CID, Header, Op, TYPE_STREAM};
 use super::super::{Incoming, Refused, Vsock};
 use crate::virtio::VirtioDevice;
 use crate::virtio::testing::{self, CountingLine, DRIVER_QUEUE_LEN, DriverQueue, Piece, memory};
@@ -88,7 +88,7 @@ pub(super) struct Machine {
 impl Machine {
     /// A machine whose receive queue is filled, and stays so.
     pub(super) fn new() -> Self {
-        Self::with(Limits::DEFAULT, 128, 4096 + HEADER_LEN as u32)
+        Self::with(Limits::DEFAULT, 128, 4096 + HEADER_BYTES)
     }
 
     pub(super) fn with(limits: Limits, queue_size: u16, rx_buffer_len: u32) -> Self {
@@ -160,6 +160,13 @@ impl Machine {
         ring.available = ring.available.wrapping_add(1);
         ring.in_flight += pieces.len();
         ring.queue.add(pieces)
+    }
+
+    /// Makes a head available that is no descriptor.
+    pub(super) fn publish_raw(&mut self, ring: usize, head: u16) {
+        self.rings[ring].available = self.rings[ring].available.wrapping_add(1);
+        self.rings[ring].queue.publish(head);
+        self.kick(ring);
     }
 
     /// Kicks as virtio 1.2 §2.7.7.2 has it: only if the device's event index was passed.
@@ -245,10 +252,7 @@ impl Machine {
         let payload = bytes.split_off(HEADER_LEN);
         let header = Header::from_bytes(bytes.try_into().unwrap());
         assert_eq!(header.len as usize, payload.len());
-        assert_eq!(
-            (header.src_cid, header.dst_cid),
-            (HOST_CID, u64::from(GUEST_CID))
-        );
+        assert_eq!(header.dst_cid, u64::from(GUEST_CID));
         (header, payload)
     }
 
@@ -267,7 +271,7 @@ impl Machine {
             .unwrap();
         let mut at = slot + HEADER_LEN as u64;
         self.memory.write_slice(payload, GuestAddress(at)).unwrap();
-        let mut chain = vec![Piece::readable(slot, HEADER_LEN as u32)];
+        let mut chain = vec![Piece::readable(slot, HEADER_BYTES)];
         let mut rest = payload.len();
         for piece in pieces.iter().copied().chain([usize::MAX]) {
             let len = piece.min(rest);
@@ -284,6 +288,64 @@ impl Machine {
     pub(super) fn transmit(&mut self, header: &Header, payload: &[u8]) {
         self.transmit_pieces(header, payload, &[]);
     }
+
+    /// Sends `bytes` as one packet like `header`.
+    pub(super) fn transmit_data(&mut self, header: Header, bytes: &[u8]) {
+        let header = Header {
+            op: Op::Data as u16,
+            len: u32::try_from(bytes.len()).unwrap(),
+            ..header
+        };
+        self.transmit(&header, bytes);
+    }
+
+    pub(super) fn connection_count(&self) -> usize {
+        self.device.lock().unwrap().muxer().connection_count()
+    }
+
+    pub(super) fn budget_bytes(&self) -> u32 {
+        self.device.lock().unwrap().muxer().budget_bytes()
+    }
+
+    /// The guest connects; the result is the host's end.
+    pub(super) fn guest_connects(&mut self, guest_port: u32, host_port: u32) -> UnixStream {
+        self.transmit(&packet(Op::Request, guest_port, host_port), b"");
+        let packets = self.all_packets();
+        assert_eq!(ops(&packets), [Op::Response]);
+        let (stream, to, from) = self.host.lock().unwrap().accepted.pop_front().unwrap();
+        assert_eq!((to, from), (host_port, guest_port));
+        stream
+    }
+
+    /// The host connects and is not answered; the results are its end and its port.
+    pub(super) fn host_connects(&mut self, guest_port: u32) -> (UnixStream, u32) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        self.device
+            .lock()
+            .unwrap()
+            .connect(guest_port, theirs)
+            .unwrap();
+        let packets = self.all_packets();
+        assert_eq!(ops(&packets), [Op::Request]);
+        assert_eq!(packets[0].0.dst_port, guest_port);
+        (ours, packets[0].0.src_port)
+    }
+}
+
+/// What the packets are for.
+pub(super) fn ops(packets: &[(Header, Vec<u8>)]) -> Vec<Op> {
+    packets
+        .iter()
+        .map(|(header, _)| header.operation().unwrap())
+        .collect()
+}
+
+/// What the packets carry.
+pub(super) fn data(packets: &[(Header, Vec<u8>)]) -> Vec<u8> {
+    packets
+        .iter()
+        .flat_map(|(_, payload)| payload.clone())
+        .collect()
 }
 
 /// A packet of the guest from `guest_port` to `host_port`, with plenty of credit.

@@ -5,58 +5,14 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use super::super::packet::{Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
-use super::super::{ConnectError, Vsock};
-use super::guest::{Machine, packet};
+use super::super::{ConnectError, Incoming, Refused, Vsock};
+use super::guest::{Machine, data, ops, packet};
 
 const PORT: u32 = 1000;
 const SERVICE: u32 = 7;
 
-/// The guest has connected from [`PORT`] to [`SERVICE`]; the result is the host's end.
-fn guest_connects(machine: &mut Machine) -> UnixStream {
-    machine.transmit(&packet(Op::Request, PORT, SERVICE), b"");
-    let packets = machine.all_packets();
-    assert_eq!(ops(&packets), [Op::Response]);
-    let (stream, host_port, guest_port) =
-        machine.host.lock().unwrap().accepted.pop_front().unwrap();
-    assert_eq!((host_port, guest_port), (SERVICE, PORT));
-    stream
-}
-
-/// The host has connected to [`PORT`], but the guest has not answered; the results are the host's end and its port.
-fn host_connects(machine: &mut Machine) -> (UnixStream, u32) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    machine
-        .device
-        .lock()
-        .unwrap()
-        .connect(PORT, theirs)
-        .unwrap();
-    let packets = machine.all_packets();
-    assert_eq!(ops(&packets), [Op::Request]);
-    assert_eq!(packets[0].0.dst_port, PORT);
-    (ours, packets[0].0.src_port)
-}
-
-fn ops(packets: &[(Header, Vec<u8>)]) -> Vec<Op> {
-    packets
-        .iter()
-        .map(|(header, _)| header.operation().unwrap())
-        .collect()
-}
-
-fn data(packets: &[(Header, Vec<u8>)]) -> Vec<u8> {
-    packets
-        .iter()
-        .flat_map(|(_, payload)| payload.clone())
-        .collect()
-}
-
 fn send(machine: &mut Machine, bytes: &[u8]) {
-    let header = Header {
-        len: u32::try_from(bytes.len()).unwrap(),
-        ..packet(Op::Data, PORT, SERVICE)
-    };
-    machine.transmit(&header, bytes);
+    machine.transmit_data(packet(Op::Data, PORT, SERVICE), bytes);
     machine.settle();
 }
 
@@ -71,7 +27,7 @@ fn shutdown(machine: &mut Machine, flags: u32) {
 #[test]
 fn the_guest_connects_and_bytes_flow_both_ways() {
     let mut machine = Machine::new();
-    let mut stream = guest_connects(&mut machine);
+    let mut stream = machine.guest_connects(PORT, SERVICE);
 
     send(&mut machine, b"from the guest");
     stream.write_all(b"from the host").unwrap();
@@ -86,7 +42,7 @@ fn the_guest_connects_and_bytes_flow_both_ways() {
 #[test]
 fn the_host_connects_and_bytes_written_before_the_answer_are_not_lost() {
     let mut machine = Machine::new();
-    let (mut stream, host_port) = host_connects(&mut machine);
+    let (mut stream, host_port) = machine.host_connects(PORT);
     stream.write_all(b"early").unwrap();
     assert!(ops(&machine.all_packets()).is_empty());
 
@@ -99,7 +55,7 @@ fn the_host_connects_and_bytes_written_before_the_answer_are_not_lost() {
 #[test]
 fn all_that_was_written_arrives_when_the_peer_closed_before_the_answer() {
     let mut machine = Machine::new();
-    let (mut stream, host_port) = host_connects(&mut machine);
+    let (mut stream, host_port) = machine.host_connects(PORT);
     stream.write_all(b"fire and forget").unwrap();
     drop(stream);
     assert!(ops(&machine.all_packets()).is_empty());
@@ -114,7 +70,7 @@ fn all_that_was_written_arrives_when_the_peer_closed_before_the_answer() {
 #[test]
 fn a_refused_host_connect_is_an_end_of_file_even_with_bytes_unread() {
     let mut machine = Machine::new();
-    let (mut stream, host_port) = host_connects(&mut machine);
+    let (mut stream, host_port) = machine.host_connects(PORT);
     stream.write_all(b"nobody reads this").unwrap();
 
     machine.transmit(&packet(Op::Reset, PORT, host_port), b"");
@@ -137,16 +93,16 @@ fn a_connect_before_the_driver_is_ready_is_refused_at_once() {
 #[derive(Debug)]
 struct Nobody;
 
-impl super::super::Incoming for Nobody {
-    fn accept(&mut self, _: UnixStream, _: u32, _: u32) -> Result<(), super::super::Refused> {
-        Err(super::super::Refused)
+impl Incoming for Nobody {
+    fn accept(&mut self, _: UnixStream, _: u32, _: u32) -> Result<(), Refused> {
+        Err(Refused)
     }
 }
 
 #[test]
 fn the_hosts_half_close_reaches_the_guest_after_the_bytes_and_the_other_half_goes_on() {
     let mut machine = Machine::new();
-    let mut stream = guest_connects(&mut machine);
+    let mut stream = machine.guest_connects(PORT, SERVICE);
     stream.write_all(b"last words").unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
 
@@ -163,7 +119,7 @@ fn the_hosts_half_close_reaches_the_guest_after_the_bytes_and_the_other_half_goe
 #[test]
 fn the_guests_half_close_reaches_the_host_after_the_bytes_and_the_other_half_goes_on() {
     let mut machine = Machine::new();
-    let mut stream = guest_connects(&mut machine);
+    let mut stream = machine.guest_connects(PORT, SERVICE);
     send(&mut machine, b"last words");
     shutdown(&mut machine, SHUTDOWN_SEND);
     machine.settle();
@@ -183,7 +139,7 @@ fn the_guests_half_close_reaches_the_host_after_the_bytes_and_the_other_half_goe
 #[test]
 fn a_guest_that_closes_is_answered_at_once_and_its_bytes_reach_a_slow_reader() {
     let mut machine = Machine::new();
-    let mut stream = guest_connects(&mut machine);
+    let mut stream = machine.guest_connects(PORT, SERVICE);
     let sent = vec![7; 256 << 10];
     sent.chunks(32 << 10)
         .for_each(|chunk| send(&mut machine, chunk));
@@ -207,7 +163,7 @@ fn a_guest_that_closes_is_answered_at_once_and_its_bytes_reach_a_slow_reader() {
 fn a_writer_in_the_guest_hears_at_once_that_its_reader_closed() {
     // `yes | head`: also when the guest does not read what the peer had written.
     let mut machine = Machine::new();
-    let mut stream = guest_connects(&mut machine);
+    let mut stream = machine.guest_connects(PORT, SERVICE);
     let yes = Header {
         len: 4096,
         buf_alloc: 0,
@@ -231,7 +187,7 @@ fn a_writer_in_the_guest_hears_at_once_that_its_reader_closed() {
 #[test]
 fn a_peer_that_only_reads_no_more_does_not_end_what_it_writes() {
     let mut machine = Machine::new();
-    let mut stream = guest_connects(&mut machine);
+    let mut stream = machine.guest_connects(PORT, SERVICE);
     stream.shutdown(Shutdown::Read).unwrap();
     send(&mut machine, b"refused");
 
@@ -246,7 +202,7 @@ fn a_peer_that_only_reads_no_more_does_not_end_what_it_writes() {
 #[test]
 fn a_guest_that_reads_no_more_gives_the_host_epipe_and_goes_on_writing() {
     let mut machine = Machine::new();
-    let mut stream = guest_connects(&mut machine);
+    let mut stream = machine.guest_connects(PORT, SERVICE);
     shutdown(&mut machine, SHUTDOWN_RECEIVE);
     machine.settle();
 
@@ -262,8 +218,10 @@ fn a_guest_that_reads_no_more_gives_the_host_epipe_and_goes_on_writing() {
 #[test]
 fn a_payload_over_many_descriptors_arrives_in_order() {
     let mut machine = Machine::new();
-    let mut stream = guest_connects(&mut machine);
-    let sent: Vec<u8> = (0..60_000_u32).map(|at| (at % 251) as u8).collect();
+    let mut stream = machine.guest_connects(PORT, SERVICE);
+    let sent: Vec<u8> = (0..60_000_u32)
+        .map(|at| (at % 251).to_le_bytes()[0])
+        .collect();
     let header = Header {
         len: 60_000,
         ..packet(Op::Data, PORT, SERVICE)
