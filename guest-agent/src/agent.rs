@@ -251,7 +251,7 @@ impl Agent {
 
     fn arrived(&mut self, arrived: Arrived) -> Result<(), AgentError> {
         if let StreamKind::WriteFile(file) = arrived.header.kind {
-            self.write_file(file, arrived.descriptor);
+            self.write_file(file, &arrived.descriptor);
             return Ok(());
         }
         let id = arrived.header.command_id;
@@ -438,13 +438,13 @@ impl Agent {
         Ok(())
     }
 
-    fn write_file(&mut self, file: WriteFile, stream: OwnedFd) {
+    fn write_file(&mut self, file: WriteFile, stream: &OwnedFd) {
         let sentence = if !self.configured {
             "No file is written before the guest is configured".to_owned()
         } else if self.writers.len() >= MAX_FILE_WRITERS {
             "The guest is writing as many files as the agent allows".to_owned()
         } else {
-            match self.start_writer(file, &stream) {
+            match self.start_writer(file, stream) {
                 Ok(()) => return,
                 Err(error) => format!("The guest has no room to write a file: {error}"),
             }
@@ -454,7 +454,7 @@ impl Agent {
         };
         if let Ok(bytes) = frame::encode(&answer, MAX_FROM_AGENT_BYTES) {
             // The stream is new, so that its buffer takes the answer; else the close is the answer.
-            let _ = rustix::io::write(&stream, &bytes);
+            let _ = rustix::io::write(stream, &bytes);
         }
     }
 

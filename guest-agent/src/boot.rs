@@ -20,7 +20,7 @@ use socket2::Socket;
 
 use crate::agent::{Agent, Setup};
 use crate::cgroup::{self, Workload};
-use crate::limits::{FATAL_WAIT, MAX_AGENT_DESCRIPTORS};
+use crate::limits::{COMMAND_DESCRIPTORS_HARD, FATAL_WAIT, MAX_AGENT_DESCRIPTORS};
 use crate::{control, identity, kmsg, network, root, spawn};
 
 /// The life of PID 1. Returns only if even the restart of the machine fails, upon which the kernel panics.
@@ -82,12 +82,13 @@ fn prepare() -> Result<Workload, String> {
     })?;
     let limit = Rlimit {
         current: Some(MAX_AGENT_DESCRIPTORS),
-        maximum: Some(MAX_AGENT_DESCRIPTORS),
+        maximum: Some(COMMAND_DESCRIPTORS_HARD),
     };
     rustix::process::setrlimit(Resource::Nofile, limit)
         .map_err(|errno| format!("The agent can't set its own limits: {errno}"))?;
     let system = rustix::system::sysinfo();
-    let memory_bytes = system.totalram.saturating_mul(system.mem_unit.into());
+    // What is free now, not all there is: the kernel's own share, the initramfs and this process are no command's.
+    let memory_bytes = system.freeram.saturating_mul(system.mem_unit.into());
     let workload = Workload::create(Path::new(cgroup::MOUNT_POINT), memory_bytes)
         .map_err(|error| format!("The guest's cgroups can't be set up: {error}"))?;
     network::loopback_up()

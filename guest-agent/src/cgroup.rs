@@ -39,7 +39,8 @@ pub struct Usage {
 }
 
 impl Workload {
-    /// Makes the workload's cgroup below `hierarchy` and sets its bounds, for a guest of `memory_bytes`.
+    /// Makes the workload's cgroup below `hierarchy` and sets its bounds, for a guest in which
+    /// `memory_bytes` are free.
     ///
     /// # Errors
     /// When a controller is missing from the kernel or a bound is not taken.
@@ -128,7 +129,7 @@ fn make_folder(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What commands may use of a guest's memory.
+/// What commands may use of a guest's free memory.
 fn memory_max(memory_bytes: u64) -> u64 {
     memory_bytes
         .saturating_sub(MEMORY_RESERVE_BYTES)
@@ -192,11 +193,11 @@ mod tests {
         };
 
         assert_eq!(cgroup.usage(), Usage::default());
-        assert!(cgroup.remove().is_ok());
+        cgroup.remove().unwrap();
     }
 
     #[test]
-    fn a_reserve_is_kept_however_small_the_guest() {
+    fn a_reserve_is_kept_however_little_is_free() {
         assert_eq!(memory_max(256 << 20), 240 << 20);
         assert_eq!(memory_max(20 << 20), MIN_WORKLOAD_BYTES);
     }

@@ -55,8 +55,8 @@ pub const DISK_TRIES: u32 = 50;
 /// Wait between two looks for the root disk.
 pub const DISK_WAIT: Duration = Duration::from_millis(10);
 
-/// Memory that no command may use, in bytes: for the kernel's own, the agent and the streams' packets.
-/// Commands get the rest as one `memory.max`; reaching it kills one of their processes.
+/// Of the memory that is free when the guest has booted, what no command may use, in bytes: room for the
+/// kernel, the agent and the streams' packets. Commands get the rest as one `memory.max`; reaching it kills one of their processes.
 pub const MEMORY_RESERVE_BYTES: u64 = 16 << 20;
 
 /// The smallest share that commands get when memory is scarcer than [`MEMORY_RESERVE_BYTES`] allows for.

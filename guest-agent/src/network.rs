@@ -81,7 +81,7 @@ mod tests {
     fn an_answer_is_read_as_the_kernel_means_it() {
         let mut answer = vec![0; 36];
         answer[4..6].copy_from_slice(&NLMSG_ERROR.to_ne_bytes());
-        assert!(acknowledgement(&answer).is_ok());
+        acknowledgement(&answer).unwrap();
 
         answer[16..20].copy_from_slice(&(-1_i32).to_ne_bytes());
         assert_eq!(

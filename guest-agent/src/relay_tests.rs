@@ -184,7 +184,9 @@ fn silence_after_the_end_ends_the_relay_but_a_slow_host_is_waited_for() {
     let mut relay = Relay::new(1, Kind::Output, agent, read);
     set_nonblocking(&write).unwrap();
     let mut program = File::from(write);
-    while program.write(&[0; 4096]).is_ok() || relay.run(&mut buffer, now) == State::Ready {}
+    while program.write(&[0; 4096]).is_ok() {
+        while relay.run(&mut buffer, now) == State::Ready {}
+    }
     relay.command_ended(now);
     assert_eq!(relay.deadline(), None);
     assert_eq!(

@@ -24,7 +24,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{Resource, Rlimit};
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{COMMAND_DESCRIPTORS_HARD, COMMAND_DESCRIPTORS_SOFT, MAX_REPORT_BYTES};
+use crate::limits::{COMMAND_DESCRIPTORS_SOFT, MAX_REPORT_BYTES};
 use crate::program::{self, Failure, quoted};
 use crate::users::{Accounts, User};
 use crate::{cgroup, files};
@@ -196,25 +196,17 @@ fn join_cgroup(path: &[u8]) -> Result<(), Failure> {
 /// The agent can't be killed for lack of memory, what it starts can: the setting is inherited.
 fn set_limits() -> Result<(), Failure> {
     fs::write("/proc/self/oom_score_adj", "0").map_err(preparing("reset oom_score_adj"))?;
-    let set = |resource, current, maximum| {
+    // The hard bounds are inherited: the agent has set them.
+    for (resource, bound) in [
+        (Resource::Nofile, COMMAND_DESCRIPTORS_SOFT),
+        (Resource::Core, 0),
+    ] {
+        let maximum = rustix::process::getrlimit(resource).maximum;
+        let current = Some(maximum.map_or(bound, |maximum| maximum.min(bound)));
         rustix::process::setrlimit(resource, Rlimit { current, maximum })
-            .map_err(preparing("set the resource limits"))
-    };
-    let hard = rustix::process::getrlimit(Resource::Nofile).maximum;
-    if rustix::process::geteuid().is_root()
-        || hard.is_none_or(|hard| hard >= COMMAND_DESCRIPTORS_HARD)
-    {
-        set(
-            Resource::Nofile,
-            Some(COMMAND_DESCRIPTORS_SOFT),
-            Some(COMMAND_DESCRIPTORS_HARD),
-        )?;
+            .map_err(preparing("set the resource limits"))?;
     }
-    set(
-        Resource::Core,
-        Some(0),
-        rustix::process::getrlimit(Resource::Core).maximum,
-    )
+    Ok(())
 }
 
 fn standard_streams(

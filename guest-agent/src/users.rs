@@ -307,9 +307,9 @@ mod tests {
             accounts.resolve(Some("ann:")),
             Err(UserError::NoGroup(String::new()))
         );
-        assert!(accounts.resolve(Some("4294967295")).is_err());
-        assert!(accounts.resolve(Some("+0")).is_err());
-        assert!(accounts.resolve(Some("-1")).is_err());
+        accounts.resolve(Some("4294967295")).unwrap_err();
+        accounts.resolve(Some("+0")).unwrap_err();
+        accounts.resolve(Some("-1")).unwrap_err();
     }
 
     proptest! {
