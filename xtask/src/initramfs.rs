@@ -64,11 +64,13 @@ fn build_agent(workspace: &Workspace, progress: &Progress) -> Result<PathBuf, To
     Ok(built)
 }
 
-/// The archive: `/init`, and the console, which the kernel opens for it before anything is mounted.
+/// The archive: `/init`, and the devices that are wanted before anything is mounted: the console, which the kernel
+/// opens, and the null device, without which a Rust program that got no standard streams aborts before `main`.
 fn pack(agent: &[u8]) -> Result<Vec<u8>, TooLong> {
     let mut archive = Archive::default();
     archive.folder("dev", 0o755)?;
     archive.device("dev/console", 0o600, (5, 1))?;
+    archive.device("dev/null", 0o666, (1, 3))?;
     archive.file("init", 0o755, agent)?;
     archive.finish()
 }
