@@ -1,25 +1,50 @@
 //! What a sandbox is made from.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use vmm::control::{DiskConfig, MachineConfig};
+use vmm::memory::{MAX_MEMORY_MIB, MIN_MEMORY_MIB};
+use vmm::mptable::MAX_VCPUS;
+
+use crate::clock::{instant_ns, nanos, now_ns};
 use crate::error::StartError;
+use crate::file::{self, Role};
+use crate::host;
+use crate::images::Images;
+use crate::program;
 use crate::sandbox::Sandbox;
+use crate::shared::Shared;
+use crate::supervisor::{self, Plan, random_bytes};
+
+/// Longest host name in bytes (Linux's `__NEW_UTS_LEN`).
+const MAX_HOSTNAME_BYTES: usize = 64;
+
+/// What the guest's kernel prints: panics and errors alone, since each byte costs time; or all of it, when
+/// somebody reads it.
+const QUIET_WORDS: &str = "quiet";
+const VERBOSE_WORDS: &str = "loglevel=8";
+
+/// The root image's name, as the guest reads it from the disk.
+const ROOT_SERIAL: &str = "root";
 
 /// What a sandbox is made from; all of it has defaults.
 #[derive(Debug)]
 pub struct SandboxBuilder {
-    pub(crate) kernel: Option<PathBuf>,
-    pub(crate) initrd: Option<PathBuf>,
-    pub(crate) rootfs: Option<PathBuf>,
-    pub(crate) cpus: u8,
-    pub(crate) memory_mib: u32,
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) hostname: String,
-    pub(crate) program: Option<PathBuf>,
-    pub(crate) console: Option<File>,
-    pub(crate) called_at: Option<Instant>,
+    kernel: Option<PathBuf>,
+    initrd: Option<PathBuf>,
+    rootfs: Option<PathBuf>,
+    cpus: u8,
+    memory_mib: u32,
+    timeout: Option<Duration>,
+    hostname: String,
+    program: Option<PathBuf>,
+    console: Option<File>,
+    called_at: Option<Instant>,
 }
 
 impl SandboxBuilder {
@@ -118,6 +143,197 @@ impl SandboxBuilder {
     /// # Errors
     /// See [`StartError`]; nothing is left behind.
     pub fn start(self) -> Result<Sandbox, StartError> {
-        todo!()
+        let now_ns = now_ns();
+        let called_ns = self.called_at.map_or(now_ns, instant_ns);
+        let plan = self.plan(now_ns)?;
+        let shared = Shared::new(called_ns).map_err(|source| StartError::System {
+            action: "Making an event descriptor",
+            source,
+        })?;
+        let shared = Arc::new(shared);
+        let supervised = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("sandvmm".to_owned())
+            .spawn(move || supervisor::run(&supervised, plan))
+            .map_err(|source| StartError::System {
+                action: "Starting a thread",
+                source,
+            })?;
+        let sandbox = Sandbox::new(Arc::clone(&shared), thread);
+        shared.wait_ready()?;
+        Ok(sandbox)
+    }
+
+    /// Checks all options and opens all files: the machine's process will open none.
+    fn plan(self, now_ns: u64) -> Result<Plan, StartError> {
+        self.check_options()?;
+        let kvm = host::open_kvm().map_err(|sentence| StartError::NoKvm { sentence })?;
+        let program = program::find(self.program.as_deref())?;
+        let images = self.images()?;
+        let mut descriptors = vec![
+            kvm,
+            file::open(Role::Kernel, &images.kernel)?,
+            file::open(Role::Initramfs, &images.initrd)?,
+        ];
+        let has_console = self.console.is_some();
+        descriptors.extend(self.console.map(OwnedFd::from));
+        descriptors.push(file::open(Role::Disk, &images.rootfs)?);
+        let rng_seed = random_bytes().map_err(|source| StartError::System {
+            action: "Reading the system's randomness",
+            source,
+        })?;
+        let config = MachineConfig {
+            vcpu_count: self.cpus,
+            memory_mib: self.memory_mib,
+            cmdline: if has_console {
+                VERBOSE_WORDS
+            } else {
+                QUIET_WORDS
+            }
+            .to_owned(),
+            guest_cid: protocol::port::GUEST_CID,
+            rng_seed,
+            has_initramfs: true,
+            has_console,
+            disks: vec![DiskConfig {
+                read_only: true,
+                serial: ROOT_SERIAL.to_owned(),
+            }],
+        };
+        Ok(Plan {
+            program,
+            config,
+            descriptors,
+            hostname: self.hostname,
+            deadline: self
+                .timeout
+                .map(|timeout| (now_ns.saturating_add(nanos(timeout)), timeout)),
+        })
+    }
+
+    /// The named files, and those of the data folder for the rest.
+    fn images(&self) -> Result<Images, StartError> {
+        if let (Some(kernel), Some(initrd), Some(rootfs)) =
+            (&self.kernel, &self.initrd, &self.rootfs)
+        {
+            return Ok(Images {
+                kernel: kernel.clone(),
+                initrd: initrd.clone(),
+                rootfs: rootfs.clone(),
+            });
+        }
+        let defaults = Images::in_data_folder()?;
+        let chosen = |named: &Option<PathBuf>, default: PathBuf| match named {
+            Some(path) => Ok(path.clone()),
+            None => Images::present(default),
+        };
+        Ok(Images {
+            kernel: chosen(&self.kernel, defaults.kernel)?,
+            initrd: chosen(&self.initrd, defaults.initrd)?,
+            rootfs: chosen(&self.rootfs, defaults.rootfs)?,
+        })
+    }
+
+    fn check_options(&self) -> Result<(), StartError> {
+        let invalid = |sentence: String| Err(StartError::InvalidOption { sentence });
+        if !(1..=MAX_VCPUS).contains(&self.cpus) {
+            return invalid(format!(
+                "{} processors are not possible: 1 to {MAX_VCPUS} are",
+                self.cpus
+            ));
+        }
+        if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&self.memory_mib) {
+            return invalid(format!(
+                "{} MiB of memory are not possible: {MIN_MEMORY_MIB} to {MAX_MEMORY_MIB} are",
+                self.memory_mib
+            ));
+        }
+        if self.timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return invalid(
+                "A time of 0 is over before it begins: give none for no end".to_owned(),
+            );
+        }
+        let name = self.hostname.as_bytes();
+        let is_name = (1..=MAX_HOSTNAME_BYTES).contains(&name.len())
+            && name
+                .iter()
+                .all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
+            && name.first() != Some(&b'-')
+            && name.last() != Some(&b'-');
+        if !is_name {
+            return invalid(format!(
+                "{:?} is no host name: 1 to {MAX_HOSTNAME_BYTES} letters, digits and hyphens, none of these at an \
+                 end",
+                self.hostname
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(builder: SandboxBuilder) -> String {
+        match builder.start().unwrap_err() {
+            StartError::InvalidOption { sentence } => sentence,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn processors_outside_the_bounds_are_refused() {
+        for cpus in [0, 33, 255] {
+            let sentence = refused(Sandbox::builder().cpus(cpus));
+            assert!(
+                sentence.starts_with(&format!("{cpus} processors")),
+                "{sentence}"
+            );
+        }
+    }
+
+    #[test]
+    fn memory_outside_the_bounds_is_refused() {
+        for memory_mib in [0, MIN_MEMORY_MIB - 1, MAX_MEMORY_MIB + 1, u32::MAX] {
+            let sentence = refused(Sandbox::builder().memory_mib(memory_mib));
+            assert!(sentence.contains("MiB of memory"), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn names_that_no_host_can_have_are_refused() {
+        for name in ["", "-a", "a-", "a b", "a\0", "ä", "a.b", &"a".repeat(65)] {
+            let sentence = refused(Sandbox::builder().hostname(name));
+            assert!(sentence.contains("is no host name"), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn no_time_at_all_is_refused() {
+        let sentence = refused(Sandbox::builder().timeout(Some(Duration::ZERO)));
+        assert!(sentence.contains("over before it begins"), "{sentence}");
+    }
+
+    #[test]
+    fn options_at_their_bounds_are_taken() {
+        for (cpus, memory_mib, name) in [
+            (1, MIN_MEMORY_MIB, "a".to_owned()),
+            (MAX_VCPUS, MAX_MEMORY_MIB, "A1-".repeat(21) + "z"),
+        ] {
+            let builder = Sandbox::builder()
+                .cpus(cpus)
+                .memory_mib(memory_mib)
+                .hostname(name);
+            assert!(builder.check_options().is_ok());
+        }
+    }
+
+    #[test]
+    fn a_named_file_is_taken_before_that_of_the_data_folder() {
+        let builder = Sandbox::builder().kernel("/k").initrd("/i").rootfs("/r");
+        let images = builder.images().unwrap();
+        assert_eq!(images.kernel, PathBuf::from("/k"));
+        assert_eq!(images.rootfs, PathBuf::from("/r"));
     }
 }

@@ -1,10 +1,18 @@
 //! A command that runs in a sandbox.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use protocol::message::{TerminalSize, ToAgent};
+
+use crate::clock::FirstOutput;
 use crate::error::SignalError;
 use crate::outcome::Completion;
+use crate::shared::{Shared, frame_of};
 use crate::stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
+
+/// The signals that Linux has (`signal(7)`).
+const SIGNALS: std::ops::RangeInclusive<i32> = 1..=64;
 
 /// A command that runs in a sandbox, or did. Dropping it does not end the command: the sandbox's end does.
 #[derive(Debug)]
@@ -18,13 +26,39 @@ pub struct Child {
     pub stderr: Option<ChildStderr>,
     /// The terminal, if [`crate::Command::pty`] asked for one; the three others are `None` then.
     pub terminal: Option<ChildTerminal>,
+    shared: Arc<Shared>,
+    id: u32,
+    first_output: Arc<FirstOutput>,
+    has_terminal: bool,
 }
 
 impl Child {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        id: u32,
+        first_output: Arc<FirstOutput>,
+        has_terminal: bool,
+    ) -> Self {
+        Self {
+            stdin: None,
+            stdout: None,
+            stderr: None,
+            terminal: None,
+            shared: Arc::clone(shared),
+            id,
+            first_output,
+            has_terminal,
+        }
+    }
+
+    pub(crate) fn first_output(&self) -> Arc<FirstOutput> {
+        Arc::clone(&self.first_output)
+    }
+
     /// The command's number, unique within its sandbox. It is no process id.
     #[must_use]
     pub fn id(&self) -> u32 {
-        todo!()
+        self.id
     }
 
     /// Sends a signal, by its Linux number, to the command's process group.
@@ -32,8 +66,13 @@ impl Child {
     /// # Errors
     /// See [`SignalError`].
     pub fn signal(&self, signal: i32) -> Result<(), SignalError> {
-        let _ = signal;
-        todo!()
+        if !SIGNALS.contains(&signal) {
+            return Err(SignalError::InvalidSignal(signal));
+        }
+        self.tell(&ToAgent::Signal {
+            command_id: self.id,
+            signal,
+        })
     }
 
     /// Kills the command and all that it started.
@@ -41,7 +80,9 @@ impl Child {
     /// # Errors
     /// See [`SignalError`].
     pub fn kill(&self) -> Result<(), SignalError> {
-        todo!()
+        self.tell(&ToAgent::Kill {
+            command_id: self.id,
+        })
     }
 
     /// Tells the command that its terminal has a new size.
@@ -49,20 +90,45 @@ impl Child {
     /// # Errors
     /// See [`SignalError`].
     pub fn resize(&self, columns: u16, rows: u16) -> Result<(), SignalError> {
-        let _ = (columns, rows);
-        todo!()
+        if !self.has_terminal {
+            return Err(SignalError::NoTerminal);
+        }
+        self.tell(&ToAgent::Resize {
+            command_id: self.id,
+            size: TerminalSize { columns, rows },
+        })
     }
 
     /// Closes standard input if it is still here, then waits until the command ended, the sandbox's time is over
-    /// or the machine is gone. Calling it again returns the same.
+    /// or the machine is gone. Calling it again returns the same, with the clock of the first output as it
+    /// stands then.
     pub fn wait(&mut self) -> Completion {
-        todo!()
+        self.stdin = None;
+        loop {
+            // Without a limit there is always an end.
+            if let Some(completion) = self.shared.wait_done(self.id, None, &self.first_output) {
+                return completion;
+            }
+        }
     }
 
     /// Like [`Self::wait`], but leaves standard input alone, and returns `None` when the command still runs
     /// after `limit`.
     pub fn wait_timeout(&mut self, limit: Duration) -> Option<Completion> {
-        let _ = limit;
-        todo!()
+        self.shared
+            .wait_done(self.id, Some(limit), &self.first_output)
+    }
+
+    fn tell(&self, message: &ToAgent) -> Result<(), SignalError> {
+        let frame = frame_of(message).ok_or(SignalError::Busy)?;
+        self.shared
+            .tell(self.id, frame)
+            .map_err(|_| SignalError::Busy)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.shared.forget(self.id);
     }
 }

@@ -1,16 +1,35 @@
 //! Commands to run in a sandbox.
 
-use std::ffi::OsStr;
-use std::path::Path;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use protocol::frame;
+use protocol::message::{Spawn, SpawnFailure, StreamHeader, StreamKind, TerminalSize, ToAgent};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
 use crate::child::Child;
+use crate::clock::FirstOutput;
 use crate::error::SpawnError;
 use crate::outcome::Completion;
+use crate::shared::{MAX_COMMANDS, Over, Refused, Request, Shared, Started, frame_of};
+use crate::stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
+
+/// Bytes that [`Command::output`] keeps of each stream unless told otherwise: 64 MiB.
+pub const DEFAULT_OUTPUT_LIMIT_BYTES: usize = 64 << 20;
+
+/// Bytes that [`Command::output`] reads at one time.
+const OUTPUT_CHUNK_BYTES: usize = 64 << 10;
 
 /// Where a stream of a command goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stdio {
-    pub(crate) piped: bool,
+    piped: bool,
 }
 
 impl Stdio {
@@ -30,26 +49,59 @@ impl Stdio {
 /// A command to run in a sandbox, built as [`std::process::Command`] is. Standard input is null unless said
 /// otherwise, standard output and error are piped.
 #[derive(Debug, Clone)]
-pub struct Command {}
+pub struct Command {
+    shared: Arc<Shared>,
+    program: OsString,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    current_dir: Option<PathBuf>,
+    user: Option<String>,
+    stdin: Stdio,
+    stdout: Stdio,
+    stderr: Stdio,
+    terminal: Option<TerminalSize>,
+    output_limit_bytes: usize,
+}
 
 impl Command {
+    pub(crate) fn new(shared: &Arc<Shared>, program: &OsStr) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            program: program.to_owned(),
+            args: Vec::new(),
+            env: Vec::new(),
+            current_dir: None,
+            user: None,
+            stdin: Stdio::null(),
+            stdout: Stdio::piped(),
+            stderr: Stdio::piped(),
+            terminal: None,
+            output_limit_bytes: DEFAULT_OUTPUT_LIMIT_BYTES,
+        }
+    }
+
     /// Adds an argument.
     pub fn arg(&mut self, arg: impl AsRef<OsStr>) -> &mut Self {
-        let _ = arg;
-        todo!()
+        self.args.push(arg.as_ref().to_owned());
+        self
     }
 
     /// Adds arguments.
     pub fn args(&mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> &mut Self {
-        let _ = args;
-        todo!()
+        for arg in args {
+            self.arg(arg);
+        }
+        self
     }
 
     /// Sets a variable, over the guest's defaults (`PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `LANG`, and `TERM`
-    /// with a terminal). Nothing of the host's environment is given to the guest.
+    /// with a terminal). Nothing of the host's environment is given to the guest. Of one that is set twice, the
+    /// last counts.
     pub fn env(&mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> &mut Self {
-        let _ = (key, value);
-        todo!()
+        let key = key.as_ref();
+        self.env.retain(|(known, _)| known != key);
+        self.env.push((key.to_owned(), value.as_ref().to_owned()));
+        self
     }
 
     /// Sets variables.
@@ -57,51 +109,53 @@ impl Command {
         &mut self,
         variables: impl IntoIterator<Item = (impl AsRef<OsStr>, impl AsRef<OsStr>)>,
     ) -> &mut Self {
-        let _ = variables;
-        todo!()
+        for (key, value) in variables {
+            self.env(key, value);
+        }
+        self
     }
 
     /// The working folder in the guest. Default: the user's home.
     pub fn current_dir(&mut self, folder: impl AsRef<Path>) -> &mut Self {
-        let _ = folder;
-        todo!()
+        self.current_dir = Some(folder.as_ref().to_owned());
+        self
     }
 
     /// Who runs it: `USER[:GROUP]`, by name or number. Default: the image's unprivileged user.
     pub fn user(&mut self, user: impl Into<String>) -> &mut Self {
-        let _ = user.into();
-        todo!()
+        self.user = Some(user.into());
+        self
     }
 
     /// Standard input. Default: null.
     pub fn stdin(&mut self, stdio: Stdio) -> &mut Self {
-        let _ = stdio;
-        todo!()
+        self.stdin = stdio;
+        self
     }
 
     /// Standard output. Default: piped.
     pub fn stdout(&mut self, stdio: Stdio) -> &mut Self {
-        let _ = stdio;
-        todo!()
+        self.stdout = stdio;
+        self
     }
 
     /// Standard error. Default: piped.
     pub fn stderr(&mut self, stdio: Stdio) -> &mut Self {
-        let _ = stdio;
-        todo!()
+        self.stderr = stdio;
+        self
     }
 
     /// Gives the command a terminal of this size instead of the three streams: [`Child::terminal`].
     pub fn pty(&mut self, columns: u16, rows: u16) -> &mut Self {
-        let _ = (columns, rows);
-        todo!()
+        self.terminal = Some(TerminalSize { columns, rows });
+        self
     }
 
     /// The most bytes that [`Self::output`] keeps of each stream; what comes after is read and dropped, and
     /// flagged in [`Output`]. Default: [`DEFAULT_OUTPUT_LIMIT_BYTES`].
     pub fn output_limit(&mut self, bytes: usize) -> &mut Self {
-        let _ = bytes;
-        todo!()
+        self.output_limit_bytes = bytes;
+        self
     }
 
     /// Starts the command and returns once the guest says that it runs.
@@ -109,20 +163,93 @@ impl Command {
     /// # Errors
     /// See [`SpawnError`].
     pub fn spawn(&mut self) -> Result<Child, SpawnError> {
-        todo!()
+        let id = self.shared.register_command().map_err(SpawnError::from)?;
+        let first_output = Arc::new(FirstOutput::of_command(&self.shared.first_output));
+        // From here on, dropping the child forgets the command.
+        let mut child = Child::new(&self.shared, id, first_output, self.terminal.is_some());
+        let mut streams = Vec::new();
+        if self.terminal.is_some() {
+            let end = open_stream(id, StreamKind::Terminal, &mut streams)?;
+            child.terminal = Some(ChildTerminal::new(end, child.first_output()));
+        } else {
+            if self.stdin.piped {
+                let end = open_stream(id, StreamKind::Stdin, &mut streams)?;
+                child.stdin = Some(ChildStdin::new(end));
+            }
+            let stdout = open_stream(id, StreamKind::Stdout, &mut streams)?;
+            if self.stdout.piped {
+                child.stdout = Some(ChildStdout::new(stdout, child.first_output()));
+            } else {
+                streams.push(Request::Discard(stdout.into()));
+            }
+            let stderr = open_stream(id, StreamKind::Stderr, &mut streams)?;
+            if self.stderr.piped {
+                child.stderr = Some(ChildStderr::new(stderr, child.first_output()));
+            } else {
+                streams.push(Request::Discard(stderr.into()));
+            }
+        }
+        let frame = frame_of(&ToAgent::Spawn(self.message(id))).ok_or_else(|| {
+            SpawnError::Invalid(format!(
+                "The arguments and variables take more than {} MiB",
+                frame::MAX_TO_AGENT_BYTES >> 20
+            ))
+        })?;
+        self.shared.request_command(id, frame, streams)?;
+        match self.shared.wait_started(id) {
+            Started::Running => Ok(child),
+            Started::Failed(kind, message) => Err(spawn_error(kind, message)),
+            Started::Over(over) => Err(over.into()),
+        }
     }
 
-    /// Runs the command to its end and returns what it wrote.
+    /// Runs the command to its end and returns what it wrote. Standard input, if piped, ends at once.
     ///
     /// # Errors
     /// See [`SpawnError`].
     pub fn output(&mut self) -> Result<Output, SpawnError> {
-        todo!()
+        let mut child = self.spawn()?;
+        child.stdin = None;
+        let limit_bytes = self.output_limit_bytes;
+        let mut stdout = match (child.terminal.take(), child.stdout.take()) {
+            (Some(terminal), _) => Capture::new(Some(terminal), limit_bytes),
+            (None, stdout) => return finish_pipes(child, stdout, limit_bytes),
+        };
+        capture(&mut [&mut stdout]).map_err(SpawnError::Output)?;
+        Ok(Output {
+            completion: child.wait(),
+            stdout: stdout.bytes,
+            stderr: Vec::new(),
+            stdout_truncated: stdout.truncated,
+            stderr_truncated: false,
+        })
+    }
+
+    fn message(&self, command_id: u32) -> Spawn {
+        let bytes = |text: &OsString| text.as_bytes().to_vec();
+        Spawn {
+            command_id,
+            program: bytes(&self.program),
+            args: self.args.iter().map(bytes).collect(),
+            env: self
+                .env
+                .iter()
+                .map(|(key, value)| (bytes(key), bytes(value)))
+                .collect(),
+            cwd: self
+                .current_dir
+                .as_ref()
+                .map(|folder| folder.as_os_str().as_bytes().to_vec()),
+            user: self.user.clone(),
+            stdio: match self.terminal {
+                Some(size) => protocol::message::Stdio::Terminal(size),
+                None => protocol::message::Stdio::Pipes {
+                    stdin: self.stdin.piped,
+                },
+            },
+        }
     }
 }
-
-/// Bytes that [`Command::output`] keeps of each stream unless told otherwise: 64 MiB.
-pub const DEFAULT_OUTPUT_LIMIT_BYTES: usize = 64 << 20;
 
 /// What a command wrote, and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,4 +265,199 @@ pub struct Output {
     pub stdout_truncated: bool,
     /// Whether `stderr` lacks what came after [`Command::output_limit`].
     pub stderr_truncated: bool,
+}
+
+/// Makes a data stream: our end is returned, with the header on its way; the machine's is to be connected.
+fn open_stream(
+    command_id: u32,
+    kind: StreamKind,
+    requests: &mut Vec<Request>,
+) -> Result<UnixStream, SpawnError> {
+    let (mut ours, theirs) = UnixStream::pair().map_err(SpawnError::Streams)?;
+    // A fresh socket takes far more than these few bytes at once.
+    frame::write(
+        &mut ours,
+        &StreamHeader { command_id, kind },
+        frame::MAX_TO_AGENT_BYTES,
+    )
+    .map_err(|error| SpawnError::Streams(io::Error::other(error)))?;
+    requests.push(Request::Connect(theirs.into()));
+    Ok(ours)
+}
+
+fn spawn_error(kind: SpawnFailure, message: String) -> SpawnError {
+    match kind {
+        SpawnFailure::NotFound => SpawnError::NotFound(message),
+        SpawnFailure::NotExecutable => SpawnError::NotExecutable(message),
+        SpawnFailure::Exhausted => SpawnError::Exhausted(message),
+        _ => SpawnError::Invalid(message),
+    }
+}
+
+impl From<Over> for SpawnError {
+    fn from(over: Over) -> Self {
+        match over {
+            Over::Ended => Self::SandboxEnded,
+            Over::TimedOut => Self::TimedOut,
+            Over::Crashed(crash) => Self::MachineCrashed(crash),
+        }
+    }
+}
+
+impl From<Refused> for SpawnError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Over(over) => over.into(),
+            Refused::TooManyCommands => Self::Exhausted(format!(
+                "The sandbox has {MAX_COMMANDS} commands that run or are still held: wait for some and drop them"
+            )),
+            Refused::QueueFull => {
+                Self::Exhausted("The guest has not taken what it was told before".to_owned())
+            }
+        }
+    }
+}
+
+fn finish_pipes(
+    mut child: Child,
+    stdout: Option<ChildStdout>,
+    limit_bytes: usize,
+) -> Result<Output, SpawnError> {
+    let mut stdout = Capture::new(stdout, limit_bytes);
+    let mut stderr = Capture::new(child.stderr.take(), limit_bytes);
+    capture(&mut [&mut stdout, &mut stderr]).map_err(SpawnError::Output)?;
+    Ok(Output {
+        completion: child.wait(),
+        stdout: stdout.bytes,
+        stderr: stderr.bytes,
+        stdout_truncated: stdout.truncated,
+        stderr_truncated: stderr.truncated,
+    })
+}
+
+/// A stream that is read to its end, and what is kept of it.
+struct Capture<R> {
+    stream: Option<R>,
+    bytes: Vec<u8>,
+    limit_bytes: usize,
+    truncated: bool,
+}
+
+/// A [`Capture`] of any stream.
+trait Captured {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+    fn read_some(&mut self, chunk: &mut [u8]) -> io::Result<()>;
+}
+
+impl<R> Capture<R> {
+    fn new(stream: Option<R>, limit_bytes: usize) -> Self {
+        Self {
+            stream,
+            bytes: Vec::new(),
+            limit_bytes,
+            truncated: false,
+        }
+    }
+}
+
+impl<R: Read + AsFd> Captured for Capture<R> {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.as_ref().map(AsFd::as_fd)
+    }
+
+    fn read_some(&mut self, chunk: &mut [u8]) -> io::Result<()> {
+        let Some(stream) = &mut self.stream else {
+            return Ok(());
+        };
+        match stream.read(chunk) {
+            Ok(0) => self.stream = None,
+            Ok(count) => {
+                let room = self.limit_bytes.saturating_sub(self.bytes.len());
+                self.truncated |= count > room;
+                self.bytes.extend(chunk.iter().take(count.min(room)));
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // The machine went away with unread bytes of ours: its end all the same.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.stream = None,
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// Reads all streams to their ends, each as its bytes come, so that none keeps the command waiting.
+fn capture(streams: &mut [&mut dyn Captured]) -> io::Result<()> {
+    let mut chunk = vec![0; OUTPUT_CHUNK_BYTES];
+    loop {
+        let ready: Vec<bool> = {
+            let mut polled: Vec<PollFd<'_>> = streams
+                .iter()
+                .filter_map(|stream| stream.descriptor())
+                .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
+                .collect();
+            if polled.is_empty() {
+                return Ok(());
+            }
+            match poll(&mut polled, None) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            }
+            polled
+                .iter()
+                .map(|polled| !polled.revents().is_empty())
+                .collect()
+        };
+        let open = streams
+            .iter_mut()
+            .filter(|stream| stream.descriptor().is_some());
+        for (stream, ready) in open.zip(ready) {
+            if ready {
+                stream.read_some(&mut chunk)?;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn both_streams_are_read_as_they_come_and_cut_at_the_limit() {
+        let (ours_1, mut theirs_1) = UnixStream::pair().unwrap();
+        let (ours_2, mut theirs_2) = UnixStream::pair().unwrap();
+        // More than a socket holds, first all of one, then all of the other: whoever reads them in the other
+        // order waits for ever.
+        let writer = thread::spawn(move || {
+            theirs_2.write_all(&vec![b'2'; 4 << 20]).unwrap();
+            theirs_1.write_all(&vec![b'1'; 4 << 20]).unwrap();
+        });
+        let mut first = Capture::new(Some(ours_1), 8 << 20);
+        let mut second = Capture::new(Some(ours_2), 1000);
+
+        capture(&mut [&mut first, &mut second]).unwrap();
+
+        writer.join().unwrap();
+        assert_eq!((first.bytes.len(), first.truncated), (4 << 20, false));
+        assert_eq!((second.bytes.len(), second.truncated), (1000, true));
+    }
+
+    #[test]
+    fn output_of_exactly_the_limit_is_whole() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"12345").unwrap();
+        drop(theirs);
+        let mut stream = Capture::new(Some(ours), 5);
+
+        capture(&mut [&mut stream]).unwrap();
+
+        assert_eq!(
+            (stream.bytes.as_slice(), stream.truncated),
+            (b"12345".as_slice(), false)
+        );
+    }
 }

@@ -39,12 +39,19 @@ impl Images {
     /// See [`ImagesError`].
     pub fn from_data_folder() -> Result<Self, ImagesError> {
         let images = Self::in_data_folder()?;
-        for path in [&images.kernel, &images.initrd, &images.rootfs] {
-            if !path.exists() {
-                return Err(ImagesError::Missing { path: path.clone() });
-            }
+        Ok(Self {
+            kernel: Self::present(images.kernel)?,
+            initrd: Self::present(images.initrd)?,
+            rootfs: Self::present(images.rootfs)?,
+        })
+    }
+
+    /// The path, if something is there.
+    pub(crate) fn present(path: PathBuf) -> Result<PathBuf, ImagesError> {
+        if path.exists() {
+            return Ok(path);
         }
-        Ok(images)
+        Err(ImagesError::Missing { path })
     }
 
     /// Where the images are or should be, whether they are there or not.

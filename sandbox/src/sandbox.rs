@@ -3,16 +3,24 @@
 use std::ffi::OsStr;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 use crate::builder::SandboxBuilder;
 use crate::clock::Clocks;
 use crate::command::Command;
 use crate::error::FileError;
 use crate::outcome::Ended;
+use crate::shared::{Request, Shared};
+use crate::write::{self, Target};
 
 /// One virtual machine, ready for commands. Dropping it ends it: nothing is left.
 #[derive(Debug)]
-pub struct Sandbox {}
+pub struct Sandbox {
+    shared: Arc<Shared>,
+    /// The supervisor thread, until it has been joined.
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
 
 impl Sandbox {
     /// What a sandbox is made from.
@@ -21,11 +29,17 @@ impl Sandbox {
         SandboxBuilder::new()
     }
 
+    pub(crate) fn new(shared: Arc<Shared>, thread: JoinHandle<()>) -> Self {
+        Self {
+            shared,
+            thread: Mutex::new(Some(thread)),
+        }
+    }
+
     /// A command to run in the sandbox: a path when it has a slash, else looked up in the guest's `PATH`.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let _ = program;
-        todo!()
+        Command::new(&self.shared, program.as_ref())
     }
 
     /// Writes a file in the guest, replacing one that is there atomically; missing folders are made.
@@ -41,19 +55,32 @@ impl Sandbox {
         user: Option<&str>,
         content: impl Read,
     ) -> Result<PathBuf, FileError> {
-        let _ = (path.as_ref(), mode, user, content);
-        todo!()
+        let target = Target::new(path.as_ref(), mode, user)?;
+        write::write(&self.shared, target, content)
     }
 
     /// The phases reached so far.
     #[must_use]
     pub fn clocks(&self) -> Clocks {
-        todo!()
+        self.shared.clocks()
     }
 
-    /// Ends the sandbox at once, from any thread: kills the machine's process and reaps it. What was read from
-    /// it before can still be read from the streams. Calling it again returns the same.
+    /// Ends the sandbox at once, from any thread: kills the machine's process and reaps it. What came from
+    /// the guest before can still be read from the streams. Calling it again returns the same.
     pub fn end(&self) -> Ended {
-        todo!()
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
+            // Refused only when the machine is gone already.
+            let _ = self.shared.request(Request::End);
+            // Its panic was caught, and told as the machine's end.
+            let _ = thread.join();
+        }
+        self.shared.ended()
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        self.end();
     }
 }

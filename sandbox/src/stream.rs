@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use rustix::net::SendFlags;
+
 use crate::clock::FirstOutput;
 
 /// A command's standard input. Dropping it is the command's end of file.
@@ -24,6 +26,12 @@ pub struct ChildStderr(Reader);
 /// A command's terminal: what is typed is written, what is shown is read.
 #[derive(Debug)]
 pub struct ChildTerminal(Reader);
+
+/// Writes without the `SIGPIPE` that a program may not have switched off: a guest that closes a stream is an
+/// error here, never the end of the program.
+pub(crate) fn write_quietly(stream: &UnixStream, buffer: &[u8]) -> io::Result<usize> {
+    Ok(rustix::net::send(stream, buffer, SendFlags::NOSIGNAL)?)
+}
 
 #[derive(Debug)]
 struct Reader {
@@ -49,7 +57,7 @@ impl ChildStdin {
 
 impl Write for ChildStdin {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        self.0.write(buffer)
+        write_quietly(&self.0, buffer)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -129,7 +137,7 @@ impl ChildTerminal {
 
 impl Write for ChildTerminal {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        self.0.stream.write(buffer)
+        write_quietly(&self.0.stream, buffer)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,0 +1,575 @@
+//! What a sandbox's supervisor thread and its users' threads share: the state of the machine and its
+//! commands, and what the thread is asked to do.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use protocol::frame;
+use protocol::message::{Exited, SpawnFailure, ToAgent};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::clock::{Clocks, CommandClocks, FirstOutput};
+use crate::crash::Crash;
+use crate::error::StartError;
+use crate::outcome::{Completion, Ended, ExitStatus, Outcome, Usage};
+
+/// Most commands of a sandbox that run, or whose [`crate::Child`] is kept.
+pub(crate) const MAX_COMMANDS: usize = 1024;
+
+/// Most bytes that wait for the agent to take them. What does not fit is refused.
+const MAX_QUEUED_TO_AGENT_BYTES: usize = 4 * frame::MAX_TO_AGENT_BYTES;
+
+/// How long the agent may take to answer a request, on a host where all is slow. One that takes longer has been
+/// stopped or taken over.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// What the supervisor thread is asked to do.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Send a frame on the control stream.
+    ToAgent(Vec<u8>),
+    /// Hand the machine's end of a socket pair over, as a data stream into the guest.
+    Connect(OwnedFd),
+    /// Read a stream to its end for nobody.
+    Discard(OwnedFd),
+    /// The agent has not answered in [`ANSWER_LIMIT`].
+    Unanswered,
+    /// End the machine.
+    End,
+}
+
+/// Where the machine stands.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// The guest is not ready yet.
+    Booting,
+    /// Commands can run.
+    Ready,
+    /// The time is over: what runs was killed, and the machine will be in a moment.
+    Closing,
+    /// The machine is gone.
+    Over(Over),
+}
+
+/// Why there is no machine any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Over {
+    /// It was ended, or never started.
+    Ended,
+    /// Its time was over.
+    TimedOut,
+    /// It ended by itself.
+    Crashed(Crash),
+}
+
+/// Where a command stands.
+#[derive(Debug)]
+pub(crate) enum CommandState {
+    /// The agent was asked.
+    Starting,
+    /// It runs, since this time.
+    Running { started_ns: u64 },
+    /// It was not started.
+    Failed(SpawnFailure, String),
+    /// It ended.
+    Done {
+        started_ns: u64,
+        exited_ns: u64,
+        outcome: Outcome,
+        usage: Usage,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct CommandEntry {
+    pub(crate) state: CommandState,
+    /// Whether nobody will ask for its end.
+    detached: bool,
+}
+
+/// Times of `CLOCK_MONOTONIC` in nanoseconds.
+#[derive(Debug, Default)]
+pub(crate) struct ClocksNs {
+    pub(crate) process_started: Option<u64>,
+    pub(crate) vcpu_running: Option<u64>,
+    pub(crate) guest_init: Option<u64>,
+    pub(crate) agent_ready: Option<u64>,
+    pub(crate) command_started: Option<u64>,
+    pub(crate) exited: Option<u64>,
+    pub(crate) all_gone: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) phase: Phase,
+    /// Why the start failed, until [`Shared::wait_ready`] takes it.
+    pub(crate) start_error: Option<StartError>,
+    pub(crate) clocks: ClocksNs,
+    pub(crate) commands: HashMap<u32, CommandEntry>,
+    last_command_id: u32,
+    pub(crate) requests: VecDeque<Request>,
+    /// Bytes in `requests` and in the supervisor's hands.
+    pub(crate) queued_to_agent_bytes: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Wakes the supervisor thread.
+    pub(crate) wake: OwnedFd,
+    /// What all clocks count from.
+    pub(crate) called_ns: u64,
+    pub(crate) first_output: Arc<FirstOutput>,
+}
+
+/// Why a command could not even be asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Over(Over),
+    TooManyCommands,
+    QueueFull,
+}
+
+/// What came of a request to start a command.
+#[derive(Debug)]
+pub(crate) enum Started {
+    Running,
+    Failed(SpawnFailure, String),
+    Over(Over),
+}
+
+impl Shared {
+    pub(crate) fn new(called_ns: u64) -> std::io::Result<Self> {
+        Ok(Self {
+            state: Mutex::new(State {
+                phase: Phase::Booting,
+                start_error: None,
+                clocks: ClocksNs::default(),
+                commands: HashMap::new(),
+                last_command_id: 0,
+                requests: VecDeque::new(),
+                queued_to_agent_bytes: 0,
+            }),
+            changed: Condvar::new(),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            called_ns,
+            first_output: Arc::new(FirstOutput::default()),
+        })
+    }
+
+    /// The state. A user's thread that panicked cannot have left it half changed: nothing here panics.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells all waiting threads that the state has changed.
+    pub(crate) fn notify(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits until the guest is ready. The supervisor thread bounds the wait.
+    pub(crate) fn wait_ready(&self) -> Result<(), StartError> {
+        let mut state = self.lock();
+        loop {
+            if let Some(error) = state.start_error.take() {
+                return Err(error);
+            }
+            if !matches!(state.phase, Phase::Booting) {
+                return Ok(());
+            }
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Asks for something, while there is a machine.
+    pub(crate) fn request(&self, request: Request) -> Result<(), Refused> {
+        let mut state = self.lock();
+        state.push(request)?;
+        drop(state);
+        self.wake();
+        Ok(())
+    }
+
+    /// Registers a command, whose number the caller gives its streams and its request.
+    pub(crate) fn register_command(&self) -> Result<u32, Refused> {
+        let mut state = self.lock();
+        if let Some(over) = state.no_new_commands() {
+            return Err(Refused::Over(over));
+        }
+        if state.commands.len() >= MAX_COMMANDS {
+            return Err(Refused::TooManyCommands);
+        }
+        let id = state.next_command_id();
+        state.commands.insert(
+            id,
+            CommandEntry {
+                state: CommandState::Starting,
+                detached: false,
+            },
+        );
+        Ok(id)
+    }
+
+    /// Asks for a registered command and its streams at once; when refused, nothing is asked for and the
+    /// command is forgotten.
+    pub(crate) fn request_command(
+        &self,
+        id: u32,
+        frame: Vec<u8>,
+        streams: Vec<Request>,
+    ) -> Result<(), Refused> {
+        let mut state = self.lock();
+        let refused = match state.no_new_commands() {
+            Some(over) => Some(Refused::Over(over)),
+            None => state.push(Request::ToAgent(frame)).err(),
+        };
+        if let Some(refused) = refused {
+            state.commands.remove(&id);
+            return Err(refused);
+        }
+        state.requests.extend(streams);
+        drop(state);
+        self.wake();
+        Ok(())
+    }
+
+    /// Waits until the guest says whether a command runs. One that does not is forgotten.
+    pub(crate) fn wait_started(&self, id: u32) -> Started {
+        let deadline = Instant::now() + ANSWER_LIMIT;
+        let mut reported = false;
+        let mut state = self.lock();
+        loop {
+            match state.commands.get(&id).map(|entry| &entry.state) {
+                Some(CommandState::Running { .. } | CommandState::Done { .. }) => {
+                    return Started::Running;
+                }
+                Some(CommandState::Failed(kind, message)) => {
+                    let failed = Started::Failed(*kind, message.clone());
+                    state.commands.remove(&id);
+                    return failed;
+                }
+                Some(CommandState::Starting) | None => {}
+            }
+            if let Phase::Over(over) = &state.phase {
+                let over = over.clone();
+                state.commands.remove(&id);
+                return Started::Over(over);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() && !reported {
+                // The supervisor ends the machine, which ends this wait.
+                reported = state.push(Request::Unanswered).is_ok();
+                self.wake();
+            }
+            // After the report there is nothing to count down to but the machine's end.
+            let nap = if left.is_zero() { ANSWER_LIMIT } else { left };
+            state = self
+                .changed
+                .wait_timeout(state, nap)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Waits until a command ended or the machine is gone; `None` when neither is so after `limit`.
+    pub(crate) fn wait_done(
+        &self,
+        id: u32,
+        limit: Option<Duration>,
+        first_output: &FirstOutput,
+    ) -> Option<Completion> {
+        // A limit beyond what the clock can count is none.
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut state = self.lock();
+        loop {
+            if let Some(completion) = self.completion(&state, id, first_output) {
+                return Some(completion);
+            }
+            state = match deadline {
+                None => self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return None;
+                    }
+                    self.changed
+                        .wait_timeout(state, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+            };
+        }
+    }
+
+    /// Waits at most `limit` for the machine's end.
+    pub(crate) fn wait_over(&self, limit: Duration) -> Option<Over> {
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(self.lock(), limit, |state| {
+                !matches!(state.phase, Phase::Over(_))
+            })
+            .unwrap_or_else(PoisonError::into_inner);
+        state.over().cloned()
+    }
+
+    /// Tells the agent something about a command, if it still runs.
+    pub(crate) fn tell(&self, id: u32, frame: Vec<u8>) -> Result<(), Refused> {
+        let runs = matches!(
+            self.lock().commands.get(&id).map(|entry| &entry.state),
+            Some(CommandState::Running { .. })
+        );
+        if !runs {
+            return Ok(());
+        }
+        match self.request(Request::ToAgent(frame)) {
+            Err(Refused::Over(_)) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Nobody will ask for a command's end any more.
+    pub(crate) fn forget(&self, id: u32) {
+        let mut state = self.lock();
+        match state.commands.get_mut(&id) {
+            Some(entry)
+                if matches!(
+                    entry.state,
+                    CommandState::Starting | CommandState::Running { .. }
+                ) =>
+            {
+                entry.detached = true;
+            }
+            _ => {
+                state.commands.remove(&id);
+            }
+        }
+    }
+
+    pub(crate) fn clocks(&self) -> Clocks {
+        let state = self.lock();
+        let since = |at_ns: Option<u64>| self.since_call(at_ns);
+        Clocks {
+            process_started: since(state.clocks.process_started),
+            vcpu_running: since(state.clocks.vcpu_running),
+            guest_init: since(state.clocks.guest_init),
+            agent_ready: since(state.clocks.agent_ready),
+            command_started: since(state.clocks.command_started),
+            first_output: since(self.first_output.at_ns()),
+            exited: since(state.clocks.exited),
+            all_gone: since(state.clocks.all_gone),
+        }
+    }
+
+    pub(crate) fn ended(&self) -> Ended {
+        let crash = match self.lock().over() {
+            Some(Over::Crashed(crash)) => Some(crash.clone()),
+            _ => None,
+        };
+        Ended {
+            clocks: self.clocks(),
+            crash,
+        }
+    }
+
+    fn since_call(&self, at_ns: Option<u64>) -> Option<Duration> {
+        at_ns.map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(self.called_ns)))
+    }
+
+    fn completion(&self, state: &State, id: u32, first_output: &FirstOutput) -> Option<Completion> {
+        let command = state.commands.get(&id).map(|entry| &entry.state);
+        let started_ns = match command {
+            Some(CommandState::Running { started_ns } | CommandState::Done { started_ns, .. }) => {
+                Some(*started_ns)
+            }
+            _ => None,
+        };
+        let mut clocks = CommandClocks {
+            started: self.since_call(started_ns),
+            first_output: self.since_call(first_output.at_ns()),
+            exited: None,
+        };
+        if let Some(CommandState::Done {
+            exited_ns,
+            outcome,
+            usage,
+            ..
+        }) = command
+        {
+            clocks.exited = self.since_call(Some(*exited_ns));
+            return Some(Completion {
+                outcome: outcome.clone(),
+                usage: *usage,
+                clocks,
+            });
+        }
+        let outcome = match state.over()? {
+            Over::Ended => Outcome::SandboxEnded,
+            Over::TimedOut => Outcome::TimedOut,
+            Over::Crashed(crash) => Outcome::MachineCrashed(crash.clone()),
+        };
+        Some(Completion {
+            outcome,
+            usage: Usage::default(),
+            clocks,
+        })
+    }
+
+    pub(crate) fn wake(&self) {
+        // It fails only when the counter is full, and then the thread is awake.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+impl State {
+    fn over(&self) -> Option<&Over> {
+        match &self.phase {
+            Phase::Over(over) => Some(over),
+            _ => None,
+        }
+    }
+
+    /// Why no command may be started, if so.
+    fn no_new_commands(&self) -> Option<Over> {
+        match &self.phase {
+            Phase::Booting | Phase::Ready => None,
+            Phase::Closing => Some(Over::TimedOut),
+            Phase::Over(over) => Some(over.clone()),
+        }
+    }
+
+    fn next_command_id(&mut self) -> u32 {
+        loop {
+            self.last_command_id = self.last_command_id.wrapping_add(1);
+            // After 2³² commands some old one may still run under its number.
+            if !self.commands.contains_key(&self.last_command_id) {
+                return self.last_command_id;
+            }
+        }
+    }
+
+    fn push(&mut self, request: Request) -> Result<(), Refused> {
+        if let Some(over) = self.over() {
+            return Err(Refused::Over(over.clone()));
+        }
+        if let Request::ToAgent(frame) = &request {
+            let queued = self.queued_to_agent_bytes + frame.len();
+            if queued > MAX_QUEUED_TO_AGENT_BYTES {
+                return Err(Refused::QueueFull);
+            }
+            self.queued_to_agent_bytes = queued;
+        }
+        self.requests.push_back(request);
+        Ok(())
+    }
+
+    /// The agent's stream has taken bytes that were queued.
+    pub(crate) fn taken_by_agent(&mut self, bytes: usize) {
+        self.queued_to_agent_bytes = self.queued_to_agent_bytes.saturating_sub(bytes);
+    }
+
+    /// The numbers of the commands that may be running.
+    pub(crate) fn live_commands(&self) -> Vec<u32> {
+        self.commands
+            .iter()
+            .filter(|(_, entry)| {
+                matches!(
+                    entry.state,
+                    CommandState::Starting | CommandState::Running { .. }
+                )
+            })
+            .map(|(id, _)| *id)
+            .collect()
+    }
+
+    /// The agent says that a command runs. False if it was not asked to start it.
+    pub(crate) fn command_runs(&mut self, id: u32, now_ns: u64) -> bool {
+        match self.commands.get_mut(&id) {
+            Some(entry) if matches!(entry.state, CommandState::Starting) => {
+                entry.state = CommandState::Running { started_ns: now_ns };
+                self.clocks.command_started.get_or_insert(now_ns);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The agent says that a command did not start. False if it was not asked to start it.
+    pub(crate) fn command_failed(&mut self, id: u32, kind: SpawnFailure, message: String) -> bool {
+        match self.commands.get_mut(&id) {
+            Some(entry) if matches!(entry.state, CommandState::Starting) => {
+                entry.state = CommandState::Failed(kind, message);
+                if entry.detached {
+                    self.commands.remove(&id);
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The agent says that a command ended. False if it did not run, or the status is none.
+    pub(crate) fn command_exited(&mut self, exited: &Exited, now_ns: u64) -> bool {
+        let time_is_over = matches!(self.phase, Phase::Closing);
+        let Some(status) = checked_status(exited.status) else {
+            return false;
+        };
+        let Some(entry) = self.commands.get_mut(&exited.command_id) else {
+            return false;
+        };
+        let CommandState::Running { started_ns } = entry.state else {
+            return false;
+        };
+        entry.state = CommandState::Done {
+            started_ns,
+            exited_ns: now_ns,
+            outcome: outcome(status, exited.oom_kills, time_is_over),
+            usage: Usage {
+                cpu_time: Duration::from_micros(exited.cpu_time_us),
+                peak_memory_bytes: exited.peak_memory_bytes,
+                oom_kills: exited.oom_kills,
+            },
+        };
+        if entry.detached {
+            self.commands.remove(&exited.command_id);
+        }
+        self.clocks.exited = Some(now_ns);
+        true
+    }
+}
+
+/// A guest's status, if it is one that a process can end with.
+fn checked_status(status: protocol::message::ExitStatus) -> Option<ExitStatus> {
+    match status {
+        protocol::message::ExitStatus::Code(code) if (0..=255).contains(&code) => {
+            Some(ExitStatus::Code(code))
+        }
+        protocol::message::ExitStatus::Signal(signal) if (1..=64).contains(&signal) => {
+            Some(ExitStatus::Signal(signal))
+        }
+        _ => None,
+    }
+}
+
+fn outcome(status: ExitStatus, oom_kills: u32, time_is_over: bool) -> Outcome {
+    match status {
+        _ if time_is_over => Outcome::TimedOut,
+        ExitStatus::Code(0) => Outcome::Exited(0),
+        status if oom_kills > 0 => Outcome::OutOfMemory { status },
+        ExitStatus::Code(code) => Outcome::Exited(code),
+        ExitStatus::Signal(signal) => Outcome::Signaled(signal),
+    }
+}
+
+/// A message to the agent as a frame; `None` when it is above the bound.
+pub(crate) fn frame_of(message: &ToAgent) -> Option<Vec<u8>> {
+    frame::encode(message, frame::MAX_TO_AGENT_BYTES).ok()
+}

@@ -1,0 +1,660 @@
+//! The one thread that a sandbox has: it starts the machine's process, speaks with it and with the agent,
+//! keeps the deadlines, and leaves nothing behind.
+//!
+//! It waits in one `poll` for all of: a request from a user's thread, a message from the machine's process, one
+//! from the agent, the process's end, its last words, the streams that nobody reads, and the next deadline.
+//! Users' threads wait for the state in [`Shared`] that it changes.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jailer::MachineProcess;
+use protocol::message::{Configure, FromAgent, Hello, ToAgent};
+use protocol::port;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
+use vmm::control::{ControlError, ControlSocket, FromMachine, MachineConfig, ToMachine};
+
+use crate::clock::{guest_init_ns, nanos, now_ns, realtime_ns};
+use crate::control_stream::{ControlStream, Received};
+use crate::crash::{Crash, CrashKind};
+use crate::error::StartError;
+use crate::shared::{ANSWER_LIMIT, Over, Phase, Request, Shared, State, frame_of};
+use crate::text::one_line;
+
+/// How long a boot may take when the sandbox's own time does not end it before: a second on metal, some
+/// tens where the processor is emulated and shared.
+pub(crate) const BOOT_LIMIT: Duration = Duration::from_secs(120);
+
+/// How long the agent has, after the sandbox's time is over, to kill what runs and to send its last output.
+/// Then the machine is killed: whatever the guest does, it does not live longer.
+pub(crate) const CLOSING_GRACE: Duration = Duration::from_secs(1);
+
+/// How long after the agent closed its stream the machine may take to say why: its kernel panics then.
+const AGENT_END_GRACE: Duration = Duration::from_secs(1);
+
+/// How long a machine's process that closed its socket may take to end.
+const PROCESS_END_GRACE: Duration = Duration::from_secs(1);
+
+/// Most messages of the machine's process taken between two looks at the deadlines. A guest can make it send
+/// one for each of its connections.
+const MAX_MESSAGES_A_TURN: usize = 64;
+
+/// Bytes read at one time of a stream that nobody wants.
+const DISCARD_CHUNK_BYTES: usize = 64 << 10;
+
+/// Most pieces read from the agent, or from the process's standard error, after the process is gone: more than
+/// a socket or pipe can hold.
+const MAX_LAST_PIECES: usize = 256;
+
+/// All that a machine is started from.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) program: PathBuf,
+    pub(crate) config: MachineConfig,
+    /// In the order of [`ToMachine::Start`].
+    pub(crate) descriptors: Vec<OwnedFd>,
+    pub(crate) hostname: String,
+    /// End of the sandbox's time on `CLOCK_MONOTONIC`, and how long that time was.
+    pub(crate) deadline: Option<(u64, Duration)>,
+}
+
+/// Why a machine is over.
+#[derive(Debug)]
+enum Reason {
+    Asked,
+    TimeIsOver(Duration),
+    Crashed(Crash),
+    NotStarted(StartError),
+}
+
+#[derive(Debug)]
+struct Supervisor {
+    shared: Arc<Shared>,
+    socket: ControlSocket,
+    process: MachineProcess,
+    to_machine: VecDeque<(ToMachine, Vec<OwnedFd>)>,
+    agent: Option<ControlStream>,
+    agent_has_ended: bool,
+    discarded: Vec<OwnedFd>,
+    hostname: String,
+    deadline: Option<(u64, Duration)>,
+    boot_deadline_ns: u64,
+    closing_deadline_ns: Option<u64>,
+    agent_end_deadline_ns: Option<u64>,
+}
+
+/// What a turn of the loop has to look at.
+#[derive(Debug, Default)]
+struct Ready {
+    machine: bool,
+    agent: bool,
+    process: bool,
+    stderr: bool,
+    discarded: Vec<bool>,
+}
+
+/// The thread: starts a machine's process and stays with it until it is gone.
+pub(crate) fn run(shared: &Arc<Shared>, plan: Plan) {
+    // Users' threads wait for this one: also if it fails, they must hear of it.
+    let reason = catch_unwind(AssertUnwindSafe(|| match Supervisor::start(shared, plan) {
+        Ok(supervisor) => supervisor.supervise(),
+        Err(error) => Reason::NotStarted(error),
+    }));
+    finish(
+        shared,
+        reason.unwrap_or_else(|_| supervisor_failed("it panicked")),
+    );
+}
+
+/// The machine is gone, and its users hear of it.
+fn finish(shared: &Shared, reason: Reason) {
+    let mut state = shared.lock();
+    state.clocks.all_gone = Some(now_ns());
+    state.requests.clear();
+    if matches!(state.phase, Phase::Booting) {
+        state.start_error = Some(reason.start_error());
+        state.phase = Phase::Over(Over::Ended);
+    } else {
+        state.phase = Phase::Over(reason.over());
+    }
+    drop(state);
+    shared.notify();
+}
+
+impl Reason {
+    fn over(self) -> Over {
+        match self {
+            Self::TimeIsOver(_) => Over::TimedOut,
+            Self::Crashed(crash) => Over::Crashed(crash),
+            Self::Asked => Over::Ended,
+            // Only a machine's process that was taken over says so after its guest was ready.
+            Self::NotStarted(error) => {
+                Over::Crashed(Crash::new(CrashKind::HostFailed, error.to_string()))
+            }
+        }
+    }
+
+    fn start_error(self) -> StartError {
+        match self {
+            Self::TimeIsOver(limit) => StartError::TimedOut { limit },
+            Self::Crashed(crash) => StartError::Crashed(crash),
+            Self::NotStarted(error) => error,
+            // Nobody holds the sandbox yet.
+            Self::Asked => StartError::TimedOut {
+                limit: Duration::ZERO,
+            },
+        }
+    }
+}
+
+fn system(action: &'static str) -> impl FnOnce(io::Error) -> StartError {
+    move |source| StartError::System { action, source }
+}
+
+/// The fault is this library's.
+fn supervisor_failed(what: &str) -> Reason {
+    Reason::Crashed(Crash::new(
+        CrashKind::HostFailed,
+        format!("The machine's supervisor failed: {what}"),
+    ))
+}
+
+/// The agent, or what has taken its place, did something that it may not.
+fn misbehaved(what: &str) -> Reason {
+    Reason::Crashed(Crash::new(
+        CrashKind::AgentMisbehaved,
+        format!("The agent broke the protocol: {what}"),
+    ))
+}
+
+impl Supervisor {
+    fn start(shared: &Arc<Shared>, plan: Plan) -> Result<Self, StartError> {
+        let (ours, theirs) = ControlSocket::pair().map_err(system("Making a control socket"))?;
+        rustix::fs::fcntl_setfl(&ours, OFlags::NONBLOCK)
+            .map_err(|errno| system("Making a control socket")(errno.into()))?;
+        let process = jailer::start(&plan.program, theirs.into()).map_err(|error| {
+            let (jailer::StartError::Spawn(source) | jailer::StartError::Descriptors(source)) =
+                error
+            else {
+                return system("Starting the machine's process")(io::Error::other(error));
+            };
+            StartError::Process {
+                program: plan.program,
+                source,
+            }
+        })?;
+        Ok(
+            Self::new(shared, ours, process, plan.hostname, plan.deadline)
+                .with_start(plan.config, plan.descriptors),
+        )
+    }
+
+    fn new(
+        shared: &Arc<Shared>,
+        socket: ControlSocket,
+        process: MachineProcess,
+        hostname: String,
+        deadline: Option<(u64, Duration)>,
+    ) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            socket,
+            process,
+            to_machine: VecDeque::new(),
+            agent: None,
+            agent_has_ended: false,
+            discarded: Vec::new(),
+            hostname,
+            deadline,
+            boot_deadline_ns: now_ns().saturating_add(nanos(BOOT_LIMIT)),
+            closing_deadline_ns: None,
+            agent_end_deadline_ns: None,
+        }
+    }
+
+    fn with_start(mut self, config: MachineConfig, descriptors: Vec<OwnedFd>) -> Self {
+        self.to_machine
+            .push_back((ToMachine::Start(config), descriptors));
+        self
+    }
+
+    /// Keeps the machine until it is over, then ends its process and reads what was said last.
+    fn supervise(mut self) -> Reason {
+        let mut reason = loop {
+            if let Err(reason) = self.turn() {
+                break reason;
+            }
+        };
+        self.process.end();
+        // What the machine passed on before its end is in our socket: a command that has ended has ended, and a
+        // guest that could not be used said why before its kernel panicked over it.
+        for _ in 0..MAX_LAST_PIECES {
+            if self.agent_has_ended {
+                break;
+            }
+            if let Err(last) = self.take_from_agent() {
+                if matches!(
+                    (&reason, &last),
+                    (Reason::Crashed(_), Reason::NotStarted(_))
+                ) {
+                    reason = last;
+                }
+                break;
+            }
+        }
+        reason
+    }
+
+    /// One round: deadlines, `poll`, and all that it found.
+    fn turn(&mut self) -> Result<(), Reason> {
+        self.keep_deadlines(now_ns())?;
+        self.send_to_machine()?;
+        self.send_to_agent();
+        let ready = self
+            .wait()
+            .map_err(|source| supervisor_failed(&format!("it could not wait: {source}")))?;
+        self.take_requests()?;
+        if ready.agent {
+            self.take_from_agent()?;
+        }
+        if ready.stderr {
+            self.process.read_stderr();
+        }
+        if ready.machine || ready.process {
+            self.take_from_machine()?;
+        }
+        if ready.process {
+            return Err(self.process_is_gone());
+        }
+        self.discard(&ready.discarded);
+        Ok(())
+    }
+
+    fn keep_deadlines(&mut self, now_ns: u64) -> Result<(), Reason> {
+        let passed = |deadline_ns: Option<u64>| deadline_ns.is_some_and(|at| at <= now_ns);
+        if passed(self.agent_end_deadline_ns) {
+            return Err(Reason::Crashed(Crash::new(
+                CrashKind::AgentGone,
+                "The agent closed its control stream".to_owned(),
+            )));
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        match (&state.phase, self.deadline) {
+            (Phase::Booting, Some((at_ns, limit))) if at_ns <= now_ns => {
+                Err(Reason::TimeIsOver(limit))
+            }
+            (Phase::Booting, _) if self.boot_deadline_ns <= now_ns => {
+                Err(Reason::TimeIsOver(BOOT_LIMIT))
+            }
+            (Phase::Ready, Some((at_ns, limit))) if at_ns <= now_ns => {
+                self.begin_closing(&mut state, at_ns, limit)
+            }
+            (Phase::Closing, Some((_, limit))) if passed(self.closing_deadline_ns) => {
+                Err(Reason::TimeIsOver(limit))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The time is over: all that runs is killed, and the machine a grace later.
+    fn begin_closing(
+        &mut self,
+        state: &mut State,
+        deadline_ns: u64,
+        limit: Duration,
+    ) -> Result<(), Reason> {
+        let live = state.live_commands();
+        if live.is_empty() {
+            return Err(Reason::TimeIsOver(limit));
+        }
+        state.phase = Phase::Closing;
+        self.closing_deadline_ns = Some(deadline_ns.saturating_add(nanos(CLOSING_GRACE)));
+        for command_id in live {
+            if let (Some(agent), Some(frame)) =
+                (&mut self.agent, frame_of(&ToAgent::Kill { command_id }))
+            {
+                state.queued_to_agent_bytes += frame.len();
+                agent.queue(&frame);
+            }
+        }
+        Ok(())
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        let phase_deadline_ns = match self.shared.lock().phase {
+            Phase::Booting => Some(self.deadline.map_or(self.boot_deadline_ns, |(at_ns, _)| {
+                at_ns.min(self.boot_deadline_ns)
+            })),
+            Phase::Ready => self.deadline.map(|(at_ns, _)| at_ns),
+            Phase::Closing | Phase::Over(_) => self.closing_deadline_ns,
+        };
+        [phase_deadline_ns, self.agent_end_deadline_ns]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Waits until something is to be done. An interrupted wait finds nothing.
+    fn wait(&mut self) -> io::Result<Ready> {
+        let timeout = self.next_deadline_ns().map(|at_ns| {
+            let left = Duration::from_nanos(at_ns.saturating_sub(now_ns()));
+            Timespec::try_from(left).unwrap_or(Timespec {
+                tv_sec: i64::MAX,
+                tv_nsec: 0,
+            })
+        });
+        let wanted = |wants_to_send: bool| {
+            if wants_to_send {
+                PollFlags::IN | PollFlags::OUT
+            } else {
+                PollFlags::IN
+            }
+        };
+        let agent = self
+            .agent
+            .as_ref()
+            .filter(|_| !self.agent_has_ended)
+            .map(|agent| (agent.as_fd(), wanted(agent.wants_to_send())));
+        // One row for each kind of descriptor: what is absent is a row that is not polled.
+        let fixed: [Option<(BorrowedFd<'_>, PollFlags)>; 5] = [
+            Some((self.shared.wake.as_fd(), PollFlags::IN)),
+            Some((self.socket.as_fd(), wanted(!self.to_machine.is_empty()))),
+            Some((self.process.pidfd(), PollFlags::IN)),
+            self.process.stderr().map(|stderr| (stderr, PollFlags::IN)),
+            agent,
+        ];
+        let mut descriptors: Vec<PollFd<'_>> = fixed
+            .iter()
+            .flatten()
+            .copied()
+            .chain(
+                self.discarded
+                    .iter()
+                    .map(|end| (end.as_fd(), PollFlags::IN)),
+            )
+            .map(|(descriptor, flags)| PollFd::from_borrowed_fd(descriptor, flags))
+            .collect();
+        match poll(&mut descriptors, timeout.as_ref()) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Ready::default()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let mut found = descriptors
+            .iter()
+            .map(|polled| !polled.revents().is_empty());
+        let mut of = |row: usize| {
+            fixed.get(row).is_some_and(Option::is_some) && found.next().unwrap_or(false)
+        };
+        let (_wake, machine, process, stderr, agent) = (of(0), of(1), of(2), of(3), of(4));
+        Ok(Ready {
+            machine,
+            agent,
+            process,
+            stderr,
+            discarded: found.collect(),
+        })
+    }
+
+    fn take_requests(&mut self) -> Result<(), Reason> {
+        let mut counter = [0; 8];
+        // The counter alone: what is asked for is in the queue.
+        let _ = rustix::io::read(&self.shared.wake, &mut counter);
+        let requests = std::mem::take(&mut self.shared.lock().requests);
+        for request in requests {
+            match request {
+                Request::End => return Err(Reason::Asked),
+                Request::Unanswered => {
+                    return Err(misbehaved(&format!(
+                        "it did not say within {} s whether a command runs",
+                        ANSWER_LIMIT.as_secs()
+                    )));
+                }
+                Request::ToAgent(frame) => match &mut self.agent {
+                    Some(agent) => agent.queue(&frame),
+                    None => self.shared.lock().taken_by_agent(frame.len()),
+                },
+                Request::Connect(end) => {
+                    let port = port::STREAMS;
+                    self.to_machine
+                        .push_back((ToMachine::Connect { port }, vec![end]));
+                }
+                Request::Discard(end) => self.discarded.push(end),
+            }
+        }
+        self.send_to_machine()?;
+        self.send_to_agent();
+        Ok(())
+    }
+
+    fn send_to_machine(&mut self) -> Result<(), Reason> {
+        while let Some((message, descriptors)) = self.to_machine.front() {
+            let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+            match self.socket.send(message, &borrowed) {
+                Ok(()) => {}
+                Err(error) if would_block(&error) => return Ok(()),
+                // Its last message, or its process's end, tells why.
+                Err(ControlError::Closed) => return Ok(()),
+                Err(error) => return Err(socket_failed(&error)),
+            }
+            self.to_machine.pop_front();
+        }
+        Ok(())
+    }
+
+    fn send_to_agent(&mut self) {
+        if let Some(agent) = &mut self.agent {
+            let sent = agent.flush();
+            if sent > 0 {
+                self.shared.lock().taken_by_agent(sent);
+            }
+        }
+    }
+
+    fn take_from_machine(&mut self) -> Result<(), Reason> {
+        for _ in 0..MAX_MESSAGES_A_TURN {
+            let (message, descriptors) = match self.socket.receive::<FromMachine>() {
+                Ok(received) => received,
+                Err(error) if would_block(&error) => return Ok(()),
+                Err(ControlError::Closed) => return Err(self.process_is_gone()),
+                Err(error) => return Err(socket_failed(&error)),
+            };
+            match message {
+                FromMachine::Running {
+                    process_started_ns,
+                    vcpu_running_ns,
+                } => self.machine_runs(process_started_ns, vcpu_running_ns),
+                FromMachine::GuestConnected {
+                    host_port,
+                    guest_port,
+                } => self.guest_connected(host_port, guest_port, descriptors)?,
+                FromMachine::Ended {
+                    reason,
+                    console_tail,
+                } => {
+                    return Err(match Crash::from_end(reason, console_tail) {
+                        Ok(crash) => Reason::Crashed(crash),
+                        Err(sentence) => Reason::NotStarted(StartError::Machine { sentence }),
+                    });
+                }
+                _ => {
+                    return Err(socket_failed(&ControlError::Malformed));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Its clocks are those of a process that a guest may have taken over: kept in order, and not in the future.
+    fn machine_runs(&self, process_started_ns: u64, vcpu_running_ns: u64) {
+        let now_ns = now_ns();
+        let mut state = self.shared.lock();
+        let process_started_ns =
+            process_started_ns.clamp(self.shared.called_ns, now_ns.max(self.shared.called_ns));
+        let vcpu_running_ns =
+            vcpu_running_ns.clamp(process_started_ns, now_ns.max(process_started_ns));
+        state
+            .clocks
+            .process_started
+            .get_or_insert(process_started_ns);
+        state.clocks.vcpu_running.get_or_insert(vcpu_running_ns);
+    }
+
+    /// Only the agent's control stream is taken, and only once: it comes from a port that the guest's kernel
+    /// gives to a privileged process alone. Anything else is closed by being dropped.
+    fn guest_connected(
+        &mut self,
+        host_port: u32,
+        guest_port: u32,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), Reason> {
+        let is_control = host_port == port::CONTROL && guest_port == port::CONTROL;
+        if let (true, None, Some(stream)) =
+            (is_control, &self.agent, descriptors.into_iter().next())
+        {
+            self.agent = Some(ControlStream::new(stream).map_err(|source| {
+                Reason::NotStarted(system("Taking the agent's control stream")(source))
+            })?);
+        }
+        Ok(())
+    }
+
+    fn take_from_agent(&mut self) -> Result<(), Reason> {
+        loop {
+            let Some(agent) = &mut self.agent else {
+                return Ok(());
+            };
+            match agent.receive() {
+                Received::Message(message) => self.agent_says(message)?,
+                Received::Nothing => return Ok(()),
+                Received::Ended => {
+                    self.agent_has_ended = true;
+                    let grace_end_ns = now_ns().saturating_add(nanos(AGENT_END_GRACE));
+                    self.agent_end_deadline_ns.get_or_insert(grace_end_ns);
+                    return Ok(());
+                }
+                Received::Garbage(error) => {
+                    self.agent_has_ended = true;
+                    return Err(misbehaved(&error.to_string()));
+                }
+            }
+        }
+    }
+
+    fn agent_says(&mut self, message: FromAgent) -> Result<(), Reason> {
+        let now_ns = now_ns();
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        let taken = match message {
+            FromAgent::Hello(hello) if matches!(state.phase, Phase::Booting) => {
+                self.greeted(&mut state, &hello, now_ns)?;
+                true
+            }
+            FromAgent::Fatal { message } if matches!(state.phase, Phase::Booting) => {
+                let sentence = one_line(message.as_bytes());
+                return Err(Reason::NotStarted(StartError::Guest { sentence }));
+            }
+            FromAgent::Spawned { command_id } => state.command_runs(command_id, now_ns),
+            FromAgent::SpawnFailed {
+                command_id,
+                kind,
+                message,
+            } => state.command_failed(command_id, kind, one_line(message.as_bytes())),
+            FromAgent::Exited(exited) => state.command_exited(&exited, now_ns),
+            _ => false,
+        };
+        drop(state);
+        if !taken {
+            return Err(misbehaved("it said something out of turn"));
+        }
+        shared.notify();
+        self.send_to_agent();
+        Ok(())
+    }
+
+    /// The guest stands: it is told its clock, its randomness and its name before anything else.
+    fn greeted(&mut self, state: &mut State, hello: &Hello, now_ns: u64) -> Result<(), Reason> {
+        if hello.version != protocol::VERSION {
+            return Err(Reason::NotStarted(StartError::Version {
+                agent: hello.version,
+                library: protocol::VERSION,
+            }));
+        }
+        let entropy = random_bytes().map_err(|source| {
+            Reason::NotStarted(system("Reading the system's randomness")(source))
+        })?;
+        let configure = ToAgent::Configure(Configure {
+            realtime_ns: realtime_ns(),
+            entropy,
+            hostname: self.hostname.clone(),
+        });
+        if let (Some(agent), Some(frame)) = (&mut self.agent, frame_of(&configure)) {
+            state.queued_to_agent_bytes += frame.len();
+            agent.queue(&frame);
+        }
+        let vcpu_running_ns = state.clocks.vcpu_running.unwrap_or(self.shared.called_ns);
+        state.clocks.guest_init = Some(guest_init_ns(now_ns, vcpu_running_ns, hello));
+        state.clocks.agent_ready = Some(now_ns);
+        state.phase = Phase::Ready;
+        Ok(())
+    }
+
+    /// The process has ended or closed its socket without a word.
+    fn process_is_gone(&mut self) -> Reason {
+        let end = self.process.wait_timeout(PROCESS_END_GRACE);
+        for _ in 0..MAX_LAST_PIECES {
+            if !self.process.read_stderr() {
+                break;
+            }
+        }
+        Reason::Crashed(Crash::from_process(end, &self.process.stderr_tail()))
+    }
+
+    /// Reads one piece of each stream that nobody wants and that has one; those at their end are closed.
+    fn discard(&mut self, ready: &[bool]) {
+        let mut ready = ready.iter().copied();
+        self.discarded.retain(|end| {
+            if !ready.next().unwrap_or(false) {
+                return true;
+            }
+            let mut chunk = [0; DISCARD_CHUNK_BYTES];
+            match rustix::io::read(end, &mut chunk) {
+                Ok(count) => count > 0,
+                Err(errno) => matches!(errno, Errno::INTR | Errno::AGAIN),
+            }
+        });
+    }
+}
+
+/// 32 bytes of the system's generator, which has been seeded since early in the host's boot.
+pub(crate) fn random_bytes() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let count = getrandom(&mut bytes, GetRandomFlags::empty())?;
+    if count == bytes.len() {
+        return Ok(bytes);
+    }
+    Err(io::ErrorKind::UnexpectedEof.into())
+}
+
+fn would_block(error: &ControlError) -> bool {
+    matches!(error, ControlError::Socket(source)
+        if matches!(source.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted))
+}
+
+fn socket_failed(error: &ControlError) -> Reason {
+    Reason::Crashed(Crash::new(
+        CrashKind::HostFailed,
+        format!("The machine's process cannot be spoken with: {error}"),
+    ))
+}
+
+#[cfg(test)]
+mod tests;
