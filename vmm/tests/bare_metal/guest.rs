@@ -40,7 +40,7 @@ pub(crate) struct Started {
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) reason: EndReason,
-    pub(crate) console: String,
+    pub(crate) console: Vec<u8>,
 }
 
 /// `/dev/kvm`, or `None` after saying that the test is skipped.
@@ -76,48 +76,48 @@ pub(crate) fn file(bytes: &[u8]) -> OwnedFd {
     file
 }
 
-/// The smallest ELF kernel: `code`, and the page directory.
-pub(crate) fn elf(code: &[u8]) -> Vec<u8> {
-    const CODE_OFFSET: usize = 0x1000;
+/// The smallest ELF kernel: `code`, the page directory, and whatever else shall be in memory, as `(address, bytes)`.
+pub(crate) fn elf(code: &[u8], data: &[(u64, Vec<u8>)]) -> Vec<u8> {
+    const PAGE: usize = 0x1000;
     let directory: Vec<u8> = (0..512u64)
         .flat_map(|page| (0xc000_0000 + (page << 21) | 0x83).to_le_bytes())
         .collect();
-    let directory_offset = CODE_OFFSET + code.len().next_multiple_of(0x1000);
+    let mut segments = vec![(CODE, code.to_vec()), (HIGH_PAGE_DIRECTORY, directory)];
+    segments.extend_from_slice(data);
 
     let mut elf = Vec::from(*b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
     elf.extend_from_slice(&[2, 0, 62, 0, 1, 0, 0, 0]);
     elf.extend_from_slice(&CODE.to_le_bytes());
     elf.extend_from_slice(&64u64.to_le_bytes()); // e_phoff
     elf.extend_from_slice(&[0; 12]);
-    for half in [64u16, 56, 2, 0, 0, 0] {
+    let count = u16::try_from(segments.len()).unwrap();
+    for half in [64u16, 56, count, 0, 0, 0] {
         elf.extend_from_slice(&half.to_le_bytes());
     }
-    for (offset, address, len) in [
-        (CODE_OFFSET, CODE, code.len()),
-        (directory_offset, HIGH_PAGE_DIRECTORY, directory.len()),
-    ] {
+    let mut offset = PAGE;
+    for (address, bytes) in &segments {
+        let len = bytes.len() as u64;
         elf.extend_from_slice(&[1, 0, 0, 0, 7, 0, 0, 0]);
-        for word in [
-            offset as u64,
-            address,
-            address,
-            len as u64,
-            len as u64,
-            0x1000,
-        ] {
+        for word in [offset as u64, *address, *address, len, len, PAGE as u64] {
             elf.extend_from_slice(&word.to_le_bytes());
         }
+        offset += bytes.len().next_multiple_of(PAGE);
     }
-    elf.resize(CODE_OFFSET, 0);
-    elf.extend_from_slice(code);
-    elf.resize(directory_offset, 0);
-    elf.extend_from_slice(&directory);
+    for (_, bytes) in &segments {
+        elf.resize(elf.len().next_multiple_of(PAGE), 0);
+        elf.extend_from_slice(bytes);
+    }
     elf
 }
 
 impl Guest {
     /// A machine with one vCPU that runs `code`.
     pub(crate) fn new(code: &[u8]) -> Self {
+        Self::with_data(code, &[])
+    }
+
+    /// A machine with one vCPU that runs `code` and has `data` in its memory, as `(address, bytes)`.
+    pub(crate) fn with_data(code: &[u8], data: &[(u64, Vec<u8>)]) -> Self {
         Self {
             config: MachineConfig {
                 vcpu_count: 1,
@@ -129,7 +129,7 @@ impl Guest {
                 has_console: false,
                 disks: Vec::new(),
             },
-            kernel: file(&elf(code)),
+            kernel: file(&elf(code, data)),
             disks: Vec::new(),
         }
     }
@@ -212,7 +212,7 @@ impl Started {
                 assert_eq!(self.thread.join().unwrap(), Served::Ended);
                 return Ended {
                     reason,
-                    console: String::from_utf8(console_tail).unwrap(),
+                    console: console_tail,
                 };
             }
         }

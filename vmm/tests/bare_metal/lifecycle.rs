@@ -117,7 +117,7 @@ fn a_guest_prints_and_resets() {
     let ended = Guest::new(prints_and_resets()).start(kvm).ended();
 
     assert_eq!(ended.reason, EndReason::Reset);
-    assert_eq!(ended.console, "Hello from ring 0\n");
+    assert_eq!(ended.console, b"Hello from ring 0\n");
 }
 
 #[test]
@@ -180,8 +180,8 @@ fn a_second_processor_starts() {
         .ended();
 
     assert_eq!(
-        (ended.reason, ended.console.as_str()),
-        (EndReason::Reset, "AB")
+        (ended.reason, ended.console.as_slice()),
+        (EndReason::Reset, b"AB".as_slice())
     );
 }
 
@@ -193,7 +193,7 @@ fn a_machine_that_cannot_be_built_says_why_in_one_sentence() {
     };
     let good = || Guest::new(spins());
     let not_a_disk = || file(&[0; 513]);
-    let mut cut = elf(spins());
+    let mut cut = elf(spins(), &[]);
     cut.truncate(100);
 
     let cases: [(Guest, &str); 7] = [

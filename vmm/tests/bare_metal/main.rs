@@ -5,5 +5,7 @@
 
 mod guest;
 mod payload;
+mod script;
 
+mod devices;
 mod lifecycle;
