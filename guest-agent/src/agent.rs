@@ -1,32 +1,31 @@
 //! The agent's loop: one thread that waits for the control stream, new data streams, stages, ended processes and
 //! relays, and never for anything else.
 
+mod lifecycle;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES};
-use protocol::message::{
-    Configure, ExitStatus, Exited, FileWritten, FromAgent, Spawn, SpawnFailure, StreamKind,
-    TerminalSize, ToAgent, WriteFile,
-};
+use protocol::message::{Configure, FileWritten, FromAgent, StreamKind, ToAgent, WriteFile};
+use protocol::port::HOST_CID;
 use rustix::event::epoll::EventFlags;
 use rustix::process::{Pid, Signal};
+use socket2::SockRef;
 
 use crate::cgroup::{Cgroup, Workload};
-use crate::commands::{Command, Starting};
+use crate::commands::Command;
 use crate::control::{Control, ControlError};
 use crate::identity::IdentityError;
-use crate::limits::{
-    CGROUP_REMOVE_TRIES, CGROUP_REMOVE_WAIT, MAX_COMMANDS, MAX_FILE_WRITERS, RELAY_BYTES,
-};
+use crate::limits::{CGROUP_REMOVE_WAIT, CONTROL_DIAL_WAIT, FATAL_WAIT, MAX_FILE_WRITERS};
 use crate::poll::{Poll, Token};
 use crate::program::Failure;
 use crate::reaper::Reaper;
-use crate::relay::{Kind, Relay, set_nonblocking};
+use crate::relay::set_nonblocking;
 use crate::relays::Relays;
-use crate::spawn::{self, Ends, Outcome, Stage};
+use crate::spawn::Stage;
 use crate::stage::Order;
 use crate::streams::{Arrived, Pending};
 
@@ -83,7 +82,6 @@ pub struct Agent {
     relays: Relays,
     /// Cgroups of commands that ended, with the tries to remove them that are left.
     leftovers: Vec<(Cgroup, u32)>,
-    buffer: Vec<u8>,
 }
 
 impl Agent {
@@ -109,7 +107,6 @@ impl Agent {
             writers: Vec::new(),
             relays: Relays::default(),
             leftovers: Vec::new(),
-            buffer: vec![0; RELAY_BYTES],
         };
         agent
             .poll
@@ -123,11 +120,29 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Runs until the host is gone.
-    ///
-    /// # Errors
-    /// Always one: see [`AgentError`].
-    pub fn run(&mut self) -> Result<std::convert::Infallible, AgentError> {
+    /// Runs until the host is gone, or the guest is of no more use, which the host is told.
+    #[must_use]
+    pub fn run(&mut self) -> AgentError {
+        let Err(error) = self.serve();
+        if !matches!(error, AgentError::Control(_)) {
+            self.say_last(error.to_string());
+        }
+        error
+    }
+
+    /// Tells the host that the guest is of no use and gives it time to end the machine.
+    fn say_last(&mut self, message: String) {
+        let _ = self.control.send(&FromAgent::Fatal { message });
+        let deadline = Instant::now() + FATAL_WAIT;
+        while self.control.flush().is_ok() && self.control.receive(self.relays.buffer()).is_ok() {
+            if Instant::now() >= deadline {
+                return;
+            }
+            std::thread::sleep(CONTROL_DIAL_WAIT);
+        }
+    }
+
+    fn serve(&mut self) -> Result<std::convert::Infallible, AgentError> {
         loop {
             let timeout = self.timeout(Instant::now());
             for (token, flags) in self.poll.wait(timeout)? {
@@ -145,7 +160,7 @@ impl Agent {
             Token::Control => {
                 self.control.flush()?;
                 if !flags.difference(EventFlags::OUT).is_empty() {
-                    for message in self.control.receive(&mut self.buffer)? {
+                    for message in self.control.receive(self.relays.buffer())? {
                         self.obey(message)?;
                     }
                 }
@@ -196,36 +211,6 @@ impl Agent {
         Ok(())
     }
 
-    fn ask(&mut self, spawn: Spawn) -> Result<(), AgentError> {
-        let id = spawn.command_id;
-        let refusal = if !self.configured {
-            Some((
-                SpawnFailure::Invalid,
-                "No command runs before the guest is configured",
-            ))
-        } else if self.commands.contains_key(&id) {
-            // The running command must not be taken for the refused one, so nothing is said.
-            return Ok(());
-        } else if self.commands.len() >= MAX_COMMANDS {
-            Some((
-                SpawnFailure::Exhausted,
-                "The guest runs as many commands as the agent can hold",
-            ))
-        } else {
-            None
-        };
-        if let Some((kind, message)) = refusal {
-            self.pending.take(id);
-            return self.refuse(id, Failure::new(kind, message));
-        }
-        let now = Instant::now();
-        self.commands.insert(id, Command::new(spawn, now));
-        for arrived in self.pending.take(id) {
-            self.arrived(arrived)?;
-        }
-        Ok(())
-    }
-
     fn accept(&mut self) {
         while !self.pending.is_full() {
             let Ok(stream) =
@@ -233,7 +218,7 @@ impl Agent {
             else {
                 return;
             };
-            if set_nonblocking(&stream).is_err() {
+            if !from_host(&stream) || set_nonblocking(&stream).is_err() {
                 continue;
             }
             let id = self.pending.add(stream, Instant::now());
@@ -269,175 +254,6 @@ impl Agent {
         Ok(())
     }
 
-    fn start(&mut self, id: u32) -> Result<(), AgentError> {
-        let Some(Command::Gathering { spawn, streams, .. }) = self.commands.remove(&id) else {
-            return Ok(());
-        };
-        let exhausted = |what: &str, error: &io::Error| {
-            Failure::new(
-                SpawnFailure::Exhausted,
-                format!("The guest has no room for {what}: {error}"),
-            )
-        };
-        let ends = match Ends::new(spawn.stdio) {
-            Ok(ends) => ends,
-            Err(error) => return self.refuse(id, exhausted("the command's streams", &error)),
-        };
-        let cgroup = match self.workload.child(&id.to_string()) {
-            Ok(cgroup) => cgroup,
-            Err(error) => return self.refuse(id, exhausted("the command's cgroup", &error)),
-        };
-        let order = Order::Run {
-            cgroup: path_bytes(&cgroup),
-            spawn: *spawn,
-        };
-        let started = Stage::start(&self.stage_program, &order, &ends.theirs());
-        let stage = match started {
-            Ok(stage) => stage,
-            Err(error) => {
-                self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
-                return self.refuse(id, exhausted("the command's process", &error));
-            }
-        };
-        self.reaper.watch();
-        self.poll
-            .add(&stage, Token::Stage(id), EventFlags::IN | EventFlags::RDHUP)?;
-        let ends = ends.without_theirs();
-        let starting = Starting {
-            stage,
-            cgroup,
-            streams,
-            ends,
-            signals: Vec::new(),
-            exit: None,
-        };
-        self.commands
-            .insert(id, Command::Starting(Box::new(starting)));
-        Ok(())
-    }
-
-    /// Looks how far a stage has come.
-    fn staged(&mut self, id: u32) -> Result<(), AgentError> {
-        let Some(Command::Starting(starting)) = self.commands.get_mut(&id) else {
-            return Ok(());
-        };
-        let outcome = starting.stage.outcome();
-        if matches!(outcome, Outcome::Unknown) {
-            return Ok(());
-        }
-        let Some(Command::Starting(starting)) = self.commands.remove(&id) else {
-            return Ok(());
-        };
-        let Starting {
-            stage,
-            cgroup,
-            streams,
-            ends,
-            signals,
-            exit,
-        } = *starting;
-        if let Outcome::Failed(failure) = outcome {
-            self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
-            return self.refuse(id, failure);
-        }
-        let mut terminal_relay = None;
-        match ends {
-            Ends::Pipes {
-                ours: (input, output, error),
-                ..
-            } => {
-                for (kind, host, guest) in [
-                    (Kind::Input, streams.input, input),
-                    (Kind::Output, streams.output, Some(output)),
-                    (Kind::Output, streams.error, Some(error)),
-                ] {
-                    if let (Some(host), Some(guest)) = (host, guest) {
-                        self.relays
-                            .add(Relay::new(id, kind, host, guest), &self.poll)?;
-                    }
-                }
-            }
-            Ends::Terminal { master, .. } => {
-                if let Some(host) = streams.terminal {
-                    terminal_relay = Some(
-                        self.relays
-                            .add(Relay::new(id, Kind::Terminal, host, master), &self.poll)?,
-                    );
-                }
-            }
-        }
-        let mut command = Command::Running {
-            pid: stage.pid,
-            cgroup,
-            terminal_relay,
-        };
-        for signal in signals {
-            command.signal(signal);
-        }
-        self.commands.insert(id, command);
-        self.control.send(&FromAgent::Spawned { command_id: id })?;
-        match exit {
-            Some(status) => self.exited(id, status),
-            None => Ok(()),
-        }
-    }
-
-    fn resize(&self, command_id: u32, size: TerminalSize) {
-        let master = match self.commands.get(&command_id) {
-            Some(Command::Running {
-                terminal_relay: Some(relay),
-                ..
-            }) => self.relays.guest(*relay),
-            Some(Command::Starting(starting)) => match &starting.ends {
-                Ends::Terminal { master, .. } => Some(master.as_fd()),
-                Ends::Pipes { .. } => None,
-            },
-            _ => None,
-        };
-        // A terminal that is just being closed needs no size.
-        let _ = master.map(|master| spawn::resize(master, size));
-    }
-
-    fn reaped(&mut self, pid: Pid, status: ExitStatus) -> Result<(), AgentError> {
-        if let Some(place) = self.writers.iter().position(|writer| *writer == pid) {
-            self.writers.swap_remove(place);
-            return Ok(());
-        }
-        let found = self
-            .commands
-            .iter_mut()
-            .find(|(_, command)| command.pid() == Some(pid));
-        let Some((id, command)) = found.map(|(id, command)| (*id, command)) else {
-            return Ok(());
-        };
-        if let Command::Starting(starting) = command {
-            // What it said before it ended is still in its socket.
-            starting.exit = Some(status);
-            return self.staged(id);
-        }
-        self.exited(id, status)
-    }
-
-    fn exited(&mut self, id: u32, status: ExitStatus) -> Result<(), AgentError> {
-        let Some(Command::Running { cgroup, .. }) = self.commands.remove(&id) else {
-            return Ok(());
-        };
-        let usage = cgroup.usage();
-        // If the cgroup can't be killed it is gone.
-        let _ = cgroup.kill();
-        self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
-        let now = Instant::now();
-        self.relays.command_ended(id, now);
-        self.control.send(&FromAgent::Exited(Exited {
-            command_id: id,
-            status,
-            oom_kills: usage.oom_kills,
-            peak_memory_bytes: usage.peak_memory_bytes,
-            cpu_time_us: usage.cpu_time_us,
-        }))?;
-        Ok(())
-    }
-
     fn write_file(&mut self, file: WriteFile, stream: &OwnedFd) {
         let sentence = if !self.configured {
             "No file is written before the guest is configured".to_owned()
@@ -470,15 +286,6 @@ impl Agent {
         self.writers.push(stage.pid);
         self.reaper.watch();
         Ok(())
-    }
-
-    fn refuse(&mut self, command_id: u32, failure: Failure) -> Result<(), AgentError> {
-        let Failure { kind, message } = failure;
-        Ok(self.control.send(&FromAgent::SpawnFailed {
-            command_id,
-            kind,
-            message,
-        })?)
     }
 
     /// Does what is due by time.
@@ -547,6 +354,15 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// Whether the peer is not a program in this guest, which must not pass for the host. Tests have no vsock.
+fn from_host(stream: &OwnedFd) -> bool {
+    let peer = SockRef::from(stream).peer_addr();
+    peer.is_ok_and(|peer| {
+        peer.as_vsock_address()
+            .is_none_or(|(cid, _)| cid == HOST_CID)
+    })
 }
 
 fn path_bytes(cgroup: &Cgroup) -> Vec<u8> {

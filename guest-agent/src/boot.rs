@@ -55,11 +55,9 @@ fn serve(init_started_ns: u64) -> Result<std::convert::Infallible, String> {
         stage_program: spawn::OWN_PROGRAM.to_owned(),
         configure: identity::apply,
     };
-    let Err(error) = Agent::new(setup)
-        .map_err(|error| error.to_string())?
-        .run()
-        .map_err(|error| error.to_string());
-    Err(error)
+    let mut agent =
+        Agent::new(setup).map_err(|error| format!("The agent's loop can't start: {error}"))?;
+    Err(agent.run().to_string())
 }
 
 fn greet(stream: &OwnedFd, init_started_ns: u64) -> io::Result<()> {

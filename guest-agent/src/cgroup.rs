@@ -6,7 +6,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use crate::limits::{
-    MAX_CGROUP_FILE_BYTES, MAX_PROCESSES, MEMORY_RESERVE_BYTES, MIN_WORKLOAD_BYTES,
+    MAX_CGROUP_FILE_BYTES, MAX_PROCESSES, MEMORY_BYTES_PER_PROCESS, MEMORY_RESERVE_BYTES,
+    MIN_WORKLOAD_BYTES,
 };
 
 /// Where the hierarchy is mounted.
@@ -53,7 +54,7 @@ impl Workload {
             path.join("memory.max"),
             memory_max(memory_bytes).to_string(),
         )?;
-        fs::write(path.join("pids.max"), MAX_PROCESSES.to_string())?;
+        fs::write(path.join("pids.max"), pids_max(memory_bytes).to_string())?;
         Ok(Self { path })
     }
 
@@ -136,6 +137,11 @@ fn memory_max(memory_bytes: u64) -> u64 {
         .max(MIN_WORKLOAD_BYTES)
 }
 
+/// How many processes and threads commands may have.
+fn pids_max(memory_bytes: u64) -> u64 {
+    (memory_bytes / MEMORY_BYTES_PER_PROCESS).min(MAX_PROCESSES)
+}
+
 /// The number behind `key` in a flat keyed file (kernel: `cgroup-v2.rst`, "Interface Files").
 fn keyed_value(text: &str, key: &str) -> Option<u64> {
     text.lines()
@@ -200,5 +206,7 @@ mod tests {
     fn a_reserve_is_kept_however_little_is_free() {
         assert_eq!(memory_max(256 << 20), 240 << 20);
         assert_eq!(memory_max(20 << 20), MIN_WORKLOAD_BYTES);
+        assert_eq!(pids_max(256 << 20), 1024);
+        assert_eq!(pids_max(64 << 30), MAX_PROCESSES);
     }
 }

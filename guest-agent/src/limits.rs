@@ -62,8 +62,13 @@ pub const MEMORY_RESERVE_BYTES: u64 = 16 << 20;
 /// The smallest share that commands get when memory is scarcer than [`MEMORY_RESERVE_BYTES`] allows for.
 pub const MIN_WORKLOAD_BYTES: u64 = 16 << 20;
 
-/// Processes and threads of all commands together (`pids.max`): above, `fork` fails with `EAGAIN`.
-pub const MAX_PROCESSES: u32 = 4096;
+/// Most processes and threads of all commands together (`pids.max`): above, `fork` fails with `EAGAIN`.
+pub const MAX_PROCESSES: u64 = 4096;
+
+/// Free memory for each process that commands may have: half as many as the kernel itself allows for
+/// (`threads-max`: an eighth of the memory in stacks of 16 KiB, `set_max_threads`), so that a fork bomb leaves
+/// room for the agent's stages.
+pub const MEMORY_BYTES_PER_PROCESS: u64 = 256 << 10;
 
 /// Descriptors that the agent may hold: three streams and their three other ends for each command, the
 /// stages' sockets and what is pending. Above, an accept or a spawn fails and the next one may succeed.

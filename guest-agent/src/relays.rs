@@ -54,6 +54,11 @@ impl Relays {
         self.relays.get(&id).map(Relay::guest)
     }
 
+    /// The buffer, of [`RELAY_BYTES`], for other reads between two turns.
+    pub fn buffer(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
     /// Whether a relay waits for its turn.
     #[must_use]
     pub fn has_ready(&self) -> bool {

@@ -15,7 +15,7 @@ pub enum ToAgent {
     Signal {
         /// Which command.
         command_id: u32,
-        /// Linux signal number, 1 to 64.
+        /// Linux signal number, 1 to 31; others are ignored.
         signal: i32,
     },
     /// Kill everything in a command's cgroup.
@@ -137,8 +137,8 @@ pub struct FileWritten {
 pub enum FromAgent {
     /// First message: the root file system stands, data streams are taken.
     Hello(Hello),
-    /// First and last message: the guest can't be used, for example since no root could be mounted.
-    /// The host ends the machine.
+    /// Last message, in place of [`Self::Hello`] or behind it: the guest can't be used, for example since
+    /// no root could be mounted. The host ends the machine.
     Fatal {
         /// A sentence for the user.
         message: String,

@@ -1,0 +1,228 @@
+//! A command's life in the loop: asked for, started, running, ended.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use protocol::message::{ExitStatus, Exited, FromAgent, Spawn, SpawnFailure, TerminalSize};
+use rustix::event::epoll::EventFlags;
+use rustix::process::Pid;
+
+use super::{Agent, AgentError, path_bytes};
+use crate::commands::{Command, Starting};
+use crate::limits::{CGROUP_REMOVE_TRIES, MAX_COMMANDS};
+use crate::poll::Token;
+use crate::program::Failure;
+use crate::relay::{Kind, Relay};
+use crate::spawn::{self, Ends, Outcome, Stage};
+use crate::stage::Order;
+
+impl Agent {
+    pub(super) fn ask(&mut self, spawn: Spawn) -> Result<(), AgentError> {
+        let id = spawn.command_id;
+        let refusal = if !self.configured {
+            Some((
+                SpawnFailure::Invalid,
+                "No command runs before the guest is configured",
+            ))
+        } else if self.commands.contains_key(&id) {
+            // The running command must not be taken for the refused one, so nothing is said.
+            return Ok(());
+        } else if self.commands.len() >= MAX_COMMANDS {
+            Some((
+                SpawnFailure::Exhausted,
+                "The guest runs as many commands as the agent can hold",
+            ))
+        } else {
+            None
+        };
+        if let Some((kind, message)) = refusal {
+            self.pending.take(id);
+            return self.refuse(id, Failure::new(kind, message));
+        }
+        let now = Instant::now();
+        self.commands.insert(id, Command::new(spawn, now));
+        for arrived in self.pending.take(id) {
+            self.arrived(arrived)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn start(&mut self, id: u32) -> Result<(), AgentError> {
+        let Some(Command::Gathering { spawn, streams, .. }) = self.commands.remove(&id) else {
+            return Ok(());
+        };
+        let exhausted = |what: &str, error: &io::Error| {
+            Failure::new(
+                SpawnFailure::Exhausted,
+                format!("The guest has no room for {what}: {error}"),
+            )
+        };
+        let ends = match Ends::new(spawn.stdio) {
+            Ok(ends) => ends,
+            Err(error) => return self.refuse(id, exhausted("the command's streams", &error)),
+        };
+        let cgroup = match self.workload.child(&id.to_string()) {
+            Ok(cgroup) => cgroup,
+            Err(error) => return self.refuse(id, exhausted("the command's cgroup", &error)),
+        };
+        let order = Order::Run {
+            cgroup: path_bytes(&cgroup),
+            spawn: *spawn,
+        };
+        let started = Stage::start(&self.stage_program, &order, &ends.theirs());
+        let stage = match started {
+            Ok(stage) => stage,
+            Err(error) => {
+                self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
+                return self.refuse(id, exhausted("the command's process", &error));
+            }
+        };
+        self.reaper.watch();
+        self.poll
+            .add(&stage, Token::Stage(id), EventFlags::IN | EventFlags::RDHUP)?;
+        let ends = ends.without_theirs();
+        let starting = Starting {
+            stage,
+            cgroup,
+            streams,
+            ends,
+            signals: Vec::new(),
+            exit: None,
+        };
+        self.commands
+            .insert(id, Command::Starting(Box::new(starting)));
+        Ok(())
+    }
+
+    /// Looks how far a stage has come.
+    pub(super) fn staged(&mut self, id: u32) -> Result<(), AgentError> {
+        let Some(Command::Starting(starting)) = self.commands.get_mut(&id) else {
+            return Ok(());
+        };
+        let outcome = starting.stage.outcome();
+        if matches!(outcome, Outcome::Unknown) {
+            return Ok(());
+        }
+        let Some(Command::Starting(starting)) = self.commands.remove(&id) else {
+            return Ok(());
+        };
+        let Starting {
+            stage,
+            cgroup,
+            streams,
+            ends,
+            signals,
+            exit,
+        } = *starting;
+        if let Outcome::Failed(failure) = outcome {
+            self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
+            return self.refuse(id, failure);
+        }
+        let mut terminal_relay = None;
+        match ends {
+            Ends::Pipes {
+                ours: (input, output, error),
+                ..
+            } => {
+                for (kind, host, guest) in [
+                    (Kind::Input, streams.input, input),
+                    (Kind::Output, streams.output, Some(output)),
+                    (Kind::Output, streams.error, Some(error)),
+                ] {
+                    if let (Some(host), Some(guest)) = (host, guest) {
+                        self.relays
+                            .add(Relay::new(id, kind, host, guest), &self.poll)?;
+                    }
+                }
+            }
+            Ends::Terminal { master, .. } => {
+                if let Some(host) = streams.terminal {
+                    terminal_relay = Some(
+                        self.relays
+                            .add(Relay::new(id, Kind::Terminal, host, master), &self.poll)?,
+                    );
+                }
+            }
+        }
+        let mut command = Command::Running {
+            pid: stage.pid,
+            cgroup,
+            terminal_relay,
+        };
+        for signal in signals {
+            command.signal(signal);
+        }
+        self.commands.insert(id, command);
+        self.control.send(&FromAgent::Spawned { command_id: id })?;
+        match exit {
+            Some(status) => self.exited(id, status),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn resize(&self, command_id: u32, size: TerminalSize) {
+        let master = match self.commands.get(&command_id) {
+            Some(Command::Running {
+                terminal_relay: Some(relay),
+                ..
+            }) => self.relays.guest(*relay),
+            Some(Command::Starting(starting)) => match &starting.ends {
+                Ends::Terminal { master, .. } => Some(master.as_fd()),
+                Ends::Pipes { .. } => None,
+            },
+            _ => None,
+        };
+        // A terminal that is just being closed needs no size.
+        let _ = master.map(|master| spawn::resize(master, size));
+    }
+
+    pub(super) fn reaped(&mut self, pid: Pid, status: ExitStatus) -> Result<(), AgentError> {
+        if let Some(place) = self.writers.iter().position(|writer| *writer == pid) {
+            self.writers.swap_remove(place);
+            return Ok(());
+        }
+        let found = self
+            .commands
+            .iter_mut()
+            .find(|(_, command)| command.pid() == Some(pid));
+        let Some((id, command)) = found.map(|(id, command)| (*id, command)) else {
+            return Ok(());
+        };
+        if let Command::Starting(starting) = command {
+            // What it said before it ended is still in its socket.
+            starting.exit = Some(status);
+            return self.staged(id);
+        }
+        self.exited(id, status)
+    }
+
+    pub(super) fn exited(&mut self, id: u32, status: ExitStatus) -> Result<(), AgentError> {
+        let Some(Command::Running { cgroup, .. }) = self.commands.remove(&id) else {
+            return Ok(());
+        };
+        let usage = cgroup.usage();
+        // If the cgroup can't be killed it is gone.
+        let _ = cgroup.kill();
+        self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
+        let now = Instant::now();
+        self.relays.command_ended(id, now);
+        self.control.send(&FromAgent::Exited(Exited {
+            command_id: id,
+            status,
+            oom_kills: usage.oom_kills,
+            peak_memory_bytes: usage.peak_memory_bytes,
+            cpu_time_us: usage.cpu_time_us,
+        }))?;
+        Ok(())
+    }
+
+    pub(super) fn refuse(&mut self, command_id: u32, failure: Failure) -> Result<(), AgentError> {
+        let Failure { kind, message } = failure;
+        Ok(self.control.send(&FromAgent::SpawnFailed {
+            command_id,
+            kind,
+            message,
+        })?)
+    }
+}
