@@ -99,11 +99,12 @@ impl Connection {
                     // Less than asked for: there is no more now. When the peer is gone, no event would
                     // come for its end of file.
                     self.readable = self.hung_up || count == part.len();
+                    self.muted &= self.readable;
                     return count;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock && !self.hung_up => {
-                    self.readable = false;
+                    (self.readable, self.muted) = (false, false);
                     return 0;
                 }
                 // The peer closed with bytes of the guest unread. The next read gives the end of file.
