@@ -9,7 +9,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES};
-use protocol::message::{Configure, FileWritten, FromAgent, StreamKind, ToAgent, WriteFile};
+use protocol::message::{
+    Configure, FileWritten, FromAgent, SpawnFailure, StreamKind, ToAgent, WriteFile,
+};
 use protocol::port::HOST_CID;
 use rustix::event::epoll::EventFlags;
 use rustix::process::{Pid, Signal};
