@@ -166,10 +166,7 @@ fn push_slices<'m>(
     };
     let address = start.checked_add(skip).ok_or(not_memory)?;
     let count = usize::try_from(len).map_err(|_| not_memory)?;
-    // Checked before, because the iteration gives what exists and would stop in the middle.
-    if !GuestMemory::check_range(memory, address, count, Permissions::ReadWrite) {
-        return Err(not_memory);
-    }
+    // A part that is not there gives an error, also behind parts that are.
     for slice in GuestMemory::get_slices(memory, address, count, Permissions::ReadWrite)
         .map_err(|_| not_memory)?
     {

@@ -418,6 +418,18 @@ fn test_count_of_ranges_that_is_none_partial_or_too_many_is_ioerr() {
 }
 
 #[test]
+fn test_most_ranges_are_allowed_and_one_more_is_ioerr() {
+    let mut s = setup();
+    for index in 0..=u64::from(MAX_RANGES) {
+        s.put_range(index, index % CAPACITY, 1, 0);
+    }
+    for kind in [VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_WRITE_ZEROES] {
+        assert_eq!(s.send(kind, 0, MAX_RANGES * 16), (OK, 1));
+        assert_eq!(s.send(kind, 0, (MAX_RANGES + 1) * 16), (IOERR, 1));
+    }
+}
+
+#[test]
 fn test_range_of_no_or_too_many_sectors_is_ioerr() {
     let mut s = setup_with(MemoryDisk::new(1));
     for sectors in [0, MAX_RANGE_SECTORS + 1, u32::MAX] {

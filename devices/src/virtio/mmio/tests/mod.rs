@@ -34,13 +34,15 @@ struct Setup {
     line: CountingLine,
     transport: MmioTransport<Block>,
     driver: DriverQueue,
+    disk: MemoryDisk,
     event_loop: Loop,
 }
 
 fn setup() -> Setup {
     let memory = memory(MEMORY_LEN);
     let line = CountingLine::default();
-    let block = Block::new(Box::new(MemoryDisk::new(16)), [0; 20]).unwrap();
+    let disk = MemoryDisk::new(16);
+    let block = Block::new(Box::new(disk.clone()), [0; 20]).unwrap();
     let device = Arc::new(Mutex::new(block));
     let mut event_loop = Loop::new().unwrap();
     event_loop.add_subscriber(device.clone());
@@ -49,6 +51,7 @@ fn setup() -> Setup {
         driver: DriverQueue::new(&memory, RING, 16),
         memory,
         line,
+        disk,
         event_loop,
     }
 }
@@ -133,6 +136,17 @@ impl Setup {
     /// Lets the event loop take what is there; does not wait for more.
     fn run_loop(&mut self) {
         while self.event_loop.run_with_timeout(0).unwrap() > 0 {}
+    }
+
+    /// Adds a request of this type for the first sector, with this data, and does not kick.
+    fn add_request(&mut self, kind: u32, pieces: &[Piece]) {
+        self.memory
+            .write_obj([kind, 0, 0, 0], GuestAddress(HEADER))
+            .unwrap();
+        let mut chain = vec![Piece::readable(HEADER, 16)];
+        chain.extend_from_slice(pieces);
+        chain.push(Piece::writable(STATUS_BYTE, 1));
+        self.driver.add(&chain);
     }
 
     /// Reads the disk's first sector, as a driver does. The result is the status byte, if the chain came back.

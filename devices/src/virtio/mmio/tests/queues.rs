@@ -26,7 +26,7 @@ fn test_illegal_queue_does_not_get_ready_and_is_not_activated() {
     for (size, table, avail, used) in [
         (0, table, avail, used),
         (3, table, avail, used),
-        (512, table, avail, used),
+        (512, 0x4000, 0x1_0000, 0x2_0000),
         (0x1_0010, table, avail, used),
         (u32::MAX, table, avail, used),
         (16, table + 8, avail, used),
@@ -56,7 +56,10 @@ fn test_illegal_queue_does_not_get_ready_and_is_not_activated() {
         assert_eq!(ready, 0, "{size} {table:#x} {avail:#x} {used:#x}");
         assert_eq!(s.status(), FEATURES_AGREED | NEEDS_RESET);
         assert!(!s.is_active());
-        // There is a way out.
+        // Mending it without a reset does not help; a reset does.
+        s.set_drivers_queue();
+        s.set_status(RUNNING);
+        assert_eq!(s.status(), FEATURES_AGREED | NEEDS_RESET);
         s.set_status(0);
         s.start();
         assert!(s.is_active());
@@ -87,10 +90,13 @@ fn test_queue_registers_are_frozen_while_ready_and_free_after() {
     let s = setup();
     s.negotiate(VERSION_1);
     assert_eq!(s.set_drivers_queue(), 1);
-    // Twice, with nonsense: the first layout stays.
+    // Twice, with nonsense: layout and registers stay.
     assert_eq!(s.set_queue(3, 1, 1, 1), 1);
     s.write(reg::VIRTIO_MMIO_QUEUE_READY, 0);
     assert_eq!(s.read(reg::VIRTIO_MMIO_QUEUE_READY), 0);
+    s.write(reg::VIRTIO_MMIO_QUEUE_READY, 1);
+    assert_eq!(s.read(reg::VIRTIO_MMIO_QUEUE_READY), 1);
+    s.write(reg::VIRTIO_MMIO_QUEUE_READY, 0);
     assert_eq!(s.set_queue(3, 1, 1, 1), 0);
     assert_eq!(s.set_drivers_queue(), 1);
     s.set_status(RUNNING);
@@ -114,4 +120,88 @@ fn test_queue_registers_before_features_ok_are_ignored() {
     s.set_status(ACKNOWLEDGED);
     s.set_status(DRIVER_FOUND);
     assert_eq!(s.set_drivers_queue(), 0);
+}
+
+/// A device with two queues that does nothing.
+#[derive(Debug)]
+struct Idle {
+    queue_events: QueueEvents,
+    active_queues: usize,
+}
+
+impl VirtioDevice for Idle {
+    fn device_type(&self) -> u32 {
+        42
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &[16, 16]
+    }
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn queue_events(&self) -> &QueueEvents {
+        &self.queue_events
+    }
+
+    fn read_config(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivationError> {
+        let queues: [ActiveQueue; 2] = activation.into_queues()?;
+        self.active_queues = queues.len();
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.active_queues = 0;
+    }
+}
+
+/// Starts a device with two queues, the second one `distance` bytes behind the first. The result is the status and
+/// the number of queues that the device was given.
+fn start_two_queues(distance: u32) -> (u32, usize) {
+    let device = Arc::new(Mutex::new(Idle {
+        queue_events: QueueEvents::new(2).unwrap(),
+        active_queues: 0,
+    }));
+    let line = CountingLine::default();
+    let transport = MmioTransport::new(device.clone(), memory(MEMORY_LEN), Box::new(line));
+    let write = |register: u32, value: u32| {
+        transport.write(u64::from(register), &value.to_le_bytes());
+    };
+    for status in [ACKNOWLEDGED, DRIVER_FOUND] {
+        write(reg::VIRTIO_MMIO_STATUS, status);
+    }
+    write(reg::VIRTIO_MMIO_DRIVER_FEATURES_SEL, 1);
+    write(reg::VIRTIO_MMIO_DRIVER_FEATURES, half(VERSION_1, 1));
+    write(reg::VIRTIO_MMIO_STATUS, FEATURES_AGREED);
+    for queue in [0, 1] {
+        let base = 0x1000 + queue * distance;
+        write(reg::VIRTIO_MMIO_QUEUE_SEL, queue);
+        write(reg::VIRTIO_MMIO_QUEUE_NUM, 16);
+        write(reg::VIRTIO_MMIO_QUEUE_DESC_LOW, base);
+        write(reg::VIRTIO_MMIO_QUEUE_AVAIL_LOW, base + 0x100);
+        write(reg::VIRTIO_MMIO_QUEUE_USED_LOW, base + 0x200);
+        write(reg::VIRTIO_MMIO_QUEUE_READY, 1);
+    }
+    write(reg::VIRTIO_MMIO_STATUS, RUNNING);
+    let mut status = [0; 4];
+    transport.read(u64::from(reg::VIRTIO_MMIO_STATUS), &mut status);
+    (u32::from_le_bytes(status), lock(&device).active_queues)
+}
+
+#[test]
+fn test_queues_that_overlap_each_other_are_not_activated() {
+    assert_eq!(start_two_queues(0x1000), (RUNNING, 2));
+    for distance in [0, 0xf0, 0x100, 0x280] {
+        assert_eq!(
+            start_two_queues(distance),
+            (FEATURES_AGREED | NEEDS_RESET, 0),
+            "{distance:#x}"
+        );
+    }
 }
