@@ -28,11 +28,7 @@ fn test_kick_by_descriptor_serves_as_one_by_register() {
     let mut s = setup();
     s.start();
     s.run_loop();
-    s.memory
-        .write_obj([4_u32, 0, 0, 0], GuestAddress(HEADER))
-        .unwrap();
-    s.driver
-        .add(&[Piece::readable(HEADER, 16), Piece::writable(STATUS_BYTE, 1)]);
+    s.add_request(VIRTIO_BLK_T_FLUSH, &[]);
 
     s.transport
         .queue_events()
@@ -49,11 +45,7 @@ fn test_kick_by_descriptor_serves_as_one_by_register() {
 #[test]
 fn test_buffers_from_before_driver_ok_are_served_without_a_kick() {
     let mut s = setup();
-    s.memory
-        .write_obj([4_u32, 0, 0, 0], GuestAddress(HEADER))
-        .unwrap();
-    s.driver
-        .add(&[Piece::readable(HEADER, 16), Piece::writable(STATUS_BYTE, 1)]);
+    s.add_request(VIRTIO_BLK_T_FLUSH, &[]);
     s.start();
     s.run_loop();
     assert!(s.driver.take_used().is_some());
