@@ -71,7 +71,7 @@ fn write_gdt_and_page_tables(memory: &GuestMemoryMmap) -> Result<(), GuestMemory
         GuestAddress(layout::PDPT),
     )?;
     let pages = (0..layout::IDENTITY_MAPPED_BYTES / LARGE_PAGE_BYTES)
-        .map(|page| page * LARGE_PAGE_BYTES | PAGE_LARGE | PAGE_PRESENT_WRITABLE);
+        .map(|page| (page * LARGE_PAGE_BYTES) | PAGE_LARGE | PAGE_PRESENT_WRITABLE);
     memory.write_slice(&little_endian(pages), GuestAddress(layout::PAGE_DIRECTORY))
 }
 

@@ -5,12 +5,19 @@ use std::os::fd::OwnedFd;
 
 use devices::block::{Disk, SECTOR_SIZE};
 use rustix::fs::{FallocateFlags, FileType};
+use rustix::io::Errno;
 use vm_memory::VolatileSlice;
 
 use crate::volatile_io;
 
 /// Largest disk in bytes: 16 TiB, the largest file of ext4 with 4 KiB blocks.
 pub const MAX_DISK_BYTES: u64 = 16 << 40;
+
+/// Bytes of zeros that are written at once where the file system can't make any.
+const ZEROES_BYTES: usize = 16 << 10;
+
+/// Gives space back.
+const HOLE: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
 /// Why a descriptor is no disk.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +55,6 @@ pub struct FileDisk {
     file: OwnedFd,
     capacity_bytes: u64,
     read_only: bool,
-    is_block_device: bool,
 }
 
 impl FileDisk {
@@ -57,7 +63,7 @@ impl FileDisk {
     /// # Errors
     /// See [`DiskError`].
     pub fn new(file: OwnedFd, read_only: bool) -> Result<Self, DiskError> {
-        let inspect = |error: rustix::io::Errno| DiskError::Inspect(error.into());
+        let inspect = |error: Errno| DiskError::Inspect(error.into());
         let stat = rustix::fs::fstat(&file).map_err(inspect)?;
         let is_block_device = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => false,
@@ -90,7 +96,6 @@ impl FileDisk {
             file,
             capacity_bytes: bytes,
             read_only,
-            is_block_device,
         })
     }
 }
@@ -117,18 +122,171 @@ impl Disk for FileDisk {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(&self.file, hole, offset, len)?)
+        match rustix::fs::fallocate(&self.file, HOLE, offset, len) {
+            // What is discarded may be anything afterwards, so also what it was.
+            Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
-        let flags = if unmap {
-            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
-        } else if self.is_block_device {
-            FallocateFlags::ZERO_RANGE
+        let zeroed = if unmap {
+            rustix::fs::fallocate(&self.file, HOLE, offset, len)
         } else {
-            FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
+            let zeroes = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&self.file, zeroes, offset, len)
         };
-        Ok(rustix::fs::fallocate(&self.file, flags, offset, len)?)
+        match zeroed {
+            Ok(()) => Ok(()),
+            // File systems differ: tmpfs has no ZERO_RANGE, others have neither.
+            Err(Errno::OPNOTSUPP) => self.write_zero_bytes(offset, len),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl FileDisk {
+    fn write_zero_bytes(&self, offset: u64, len: u64) -> io::Result<()> {
+        let zeroes = [0; ZEROES_BYTES];
+        let mut done = 0;
+        while done < len {
+            let piece = usize::try_from(len - done)
+                .unwrap_or(ZEROES_BYTES)
+                .min(ZEROES_BYTES);
+            let bytes = zeroes.get(..piece).unwrap_or_default();
+            match rustix::io::pwrite(&self.file, bytes, offset + done) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => done += written as u64,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+    use super::*;
+
+    fn file(bytes: &[u8]) -> OwnedFd {
+        let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        File::from(file.try_clone().unwrap())
+            .write_all_at(bytes, 0)
+            .unwrap();
+        file
+    }
+
+    /// Guest memory of two regions that a transfer has to step over.
+    fn memory() -> GuestMemoryMmap {
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1000), (GuestAddress(0x2000), 0x1000)])
+            .unwrap()
+    }
+
+    #[test]
+    fn a_disk_is_read_into_several_pieces_of_memory() {
+        let memory = memory();
+        let mut bytes = vec![1; 1024];
+        bytes[600..].fill(2);
+        let disk = FileDisk::new(file(&bytes), true).unwrap();
+        let slices = [
+            memory.get_slice(GuestAddress(0xff0), 16).unwrap(),
+            memory.get_slice(GuestAddress(0x2000), 0).unwrap(),
+            memory.get_slice(GuestAddress(0x2000), 496).unwrap(),
+        ];
+
+        disk.read_at(512, &slices).unwrap();
+
+        assert_eq!(
+            memory.read_obj::<[u8; 16]>(GuestAddress(0xff0)).unwrap(),
+            [1; 16]
+        );
+        assert_eq!(memory.read_obj::<u8>(GuestAddress(0x2000 + 71)).unwrap(), 1);
+        assert_eq!(memory.read_obj::<u8>(GuestAddress(0x2000 + 72)).unwrap(), 2);
+        assert_eq!(disk.capacity_sectors(), 2);
+    }
+
+    #[test]
+    fn test_read_at_of_a_disk_that_was_cut_returns_unexpected_eof() {
+        let memory = memory();
+        let file = file(&[1; 1024]);
+        let disk = FileDisk::new(file.try_clone().unwrap(), true).unwrap();
+        rustix::fs::ftruncate(&file, 700).unwrap();
+        let slices = [memory.get_slice(GuestAddress(0), 512).unwrap()];
+
+        let error = disk.read_at(512, &slices).unwrap_err();
+
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn what_is_written_zeroed_and_discarded_reads_back() {
+        let memory = memory();
+        memory.write_obj([9u8; 32], GuestAddress(0x2000)).unwrap();
+        let kept = file(&[5; 4096]);
+        let disk = FileDisk::new(kept.try_clone().unwrap(), false).unwrap();
+        let slices = [memory.get_slice(GuestAddress(0x2000), 32).unwrap()];
+
+        disk.write_at(100, &slices).unwrap();
+        disk.write_zeroes(512, 512, false).unwrap();
+        disk.write_zeroes(1024, 512, true).unwrap();
+        disk.write_zero_bytes(1536, 500).unwrap();
+        disk.discard(2048, 512).unwrap();
+        disk.flush().unwrap();
+
+        let mut bytes = vec![0; 4096];
+        File::from(kept).read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(
+            (bytes[99], bytes[100], bytes[131], bytes[132]),
+            (5, 9, 9, 5)
+        );
+        assert_eq!((bytes[511], bytes[2035], bytes[2036]), (5, 0, 5));
+        assert!(bytes[512..2036].iter().all(|byte| *byte == 0));
+        assert_eq!(bytes[2560], 5);
+        assert_eq!(bytes.len(), 4096);
+    }
+
+    #[test]
+    fn test_new_of_no_disk_returns_what_it_is() {
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        let open = |path| OwnedFd::from(File::open(path).unwrap());
+        let huge = file(&[]);
+        rustix::fs::ftruncate(&huge, MAX_DISK_BYTES + 512).unwrap();
+
+        for descriptor in [pipe, open("/"), open("/dev/zero")] {
+            assert!(matches!(
+                FileDisk::new(descriptor, true),
+                Err(DiskError::Kind)
+            ));
+        }
+        assert!(matches!(
+            FileDisk::new(file(b""), true),
+            Err(DiskError::Empty)
+        ));
+        assert!(matches!(
+            FileDisk::new(file(&[0; 511]), true),
+            Err(DiskError::Unaligned { bytes: 511 })
+        ));
+        assert!(matches!(
+            FileDisk::new(huge, true),
+            Err(DiskError::TooLarge { .. })
+        ));
+    }
+
+    #[test]
+    fn test_new_writable_of_a_read_only_descriptor_returns_access() {
+        let folder = tempfile::NamedTempFile::new().unwrap();
+        folder.as_file().set_len(512).unwrap();
+        let read_only = OwnedFd::from(File::open(folder.path()).unwrap());
+
+        assert!(matches!(
+            FileDisk::new(read_only, false),
+            Err(DiskError::Access("writing"))
+        ));
     }
 }

@@ -169,8 +169,12 @@ mod tests {
                 .unwrap(),
             0
         );
-        assert!(memory.read_obj::<u64>(GuestAddress(0xc000_0000)).is_err());
-        assert!(memory.read_obj::<u64>(GuestAddress(0x1_4000_0000)).is_err());
+        memory
+            .read_obj::<u64>(GuestAddress(0xc000_0000))
+            .unwrap_err();
+        memory
+            .read_obj::<u64>(GuestAddress(0x1_4000_0000))
+            .unwrap_err();
     }
 
     proptest! {

@@ -209,12 +209,12 @@ mod tests {
     #[test]
     fn setting_a_delivery_mode_keeps_the_other_bits() {
         let mut lapic = kvm_lapic_state::default();
-        lapic.regs[LAPIC_LVT_LINT0 + 1] = 0b1000_0100u8 as i8;
+        lapic.regs[LAPIC_LVT_LINT0 + 1] = 0b1000_0100u8.cast_signed();
         lapic.regs[LAPIC_LVT_LINT0 + 2] = 1;
 
         set_delivery_mode(&mut lapic, LAPIC_LVT_LINT0, LAPIC_MODE_EXTINT);
 
-        assert_eq!(lapic.regs[LAPIC_LVT_LINT0 + 1], 0b1000_0111u8 as i8);
+        assert_eq!(lapic.regs[LAPIC_LVT_LINT0 + 1], 0b1000_0111u8.cast_signed());
         assert_eq!(lapic.regs[LAPIC_LVT_LINT0 + 2], 1);
     }
 }

@@ -387,3 +387,6 @@ fn install_signal_handler() -> io::Result<()> {
     ONCE.call_once(|| result = register_signal_handler(SIGRTMIN(), nothing));
     result.map_err(io::Error::from)
 }
+
+#[cfg(test)]
+mod tests;

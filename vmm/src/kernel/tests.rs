@@ -300,7 +300,7 @@ fn test_load_elf_with_overlapping_segments_returns_segments_overlap() {
         Header::load(0x10_0000, 0x3000),
         Header::load(0x10_3000, 0x1000),
     ]);
-    assert!(load_bytes(&beside).is_ok());
+    load_bytes(&beside).unwrap();
 }
 
 #[test]
@@ -343,8 +343,8 @@ fn elf_with_note(sizes: [u32; 2], note_bytes: u64, alignment: u64) -> Vec<u8> {
 
 #[test]
 fn a_good_pvh_note_is_no_reason_to_refuse() {
-    assert!(load_bytes(&elf_with_note([4, 4], 20, 4)).is_ok());
-    assert!(load_bytes(&elf_with_note([4, 8], 24, 4)).is_ok());
+    load_bytes(&elf_with_note([4, 4], 20, 4)).unwrap();
+    load_bytes(&elf_with_note([4, 8], 24, 4)).unwrap();
 }
 
 #[test]
@@ -487,7 +487,7 @@ fn test_load_initramfs_invalid_file_returns_named_error() {
             Err(InitramfsError::DoesNotFit { .. })
         ));
     }
-    assert!(sized(MEMORY_END - kernel.end).is_ok());
+    sized(MEMORY_END - kernel.end).unwrap();
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
     assert!(matches!(
         load_initramfs(reader, &memory, &kernel),

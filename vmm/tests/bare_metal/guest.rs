@@ -80,7 +80,7 @@ pub(crate) fn file(bytes: &[u8]) -> OwnedFd {
 pub(crate) fn elf(code: &[u8], data: &[(u64, Vec<u8>)]) -> Vec<u8> {
     const PAGE: usize = 0x1000;
     let directory: Vec<u8> = (0..512u64)
-        .flat_map(|page| (0xc000_0000 + (page << 21) | 0x83).to_le_bytes())
+        .flat_map(|page| ((0xc000_0000 + (page << 21)) | 0x83).to_le_bytes())
         .collect();
     let mut segments = vec![(CODE, code.to_vec()), (HIGH_PAGE_DIRECTORY, directory)];
     segments.extend_from_slice(data);
@@ -159,7 +159,7 @@ impl Guest {
     }
 
     /// Starts it on a thread of the test's process.
-    pub(crate) fn start(self, kvm: OwnedFd) -> Started {
+    pub(crate) fn start(self, kvm: &OwnedFd) -> Started {
         let (socket, theirs) = ControlSocket::pair().unwrap();
         let mut descriptors = vec![kvm.as_fd(), self.kernel.as_fd()];
         descriptors.extend(self.disks.iter().map(AsFd::as_fd));

@@ -1,5 +1,6 @@
 //! How a guest begins and ends.
 
+use std::os::fd::OwnedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -114,7 +115,7 @@ payload!(
 fn a_guest_prints_and_resets() {
     let kvm = kvm_or_skip!("a_guest_prints_and_resets");
 
-    let ended = Guest::new(prints_and_resets()).start(kvm).ended();
+    let ended = Guest::new(prints_and_resets()).start(&kvm).ended();
 
     assert_eq!(ended.reason, EndReason::Reset);
     assert_eq!(ended.console, b"Hello from ring 0\n");
@@ -127,7 +128,7 @@ fn a_guest_runs_with_its_memory_around_the_hole() {
 
         let ended = Guest::new(prints_and_resets())
             .memory_mib(memory_mib)
-            .start(kvm)
+            .start(&kvm)
             .ended();
 
         assert_eq!(ended.reason, EndReason::Reset, "{memory_mib} MiB");
@@ -138,7 +139,7 @@ fn a_guest_runs_with_its_memory_around_the_hole() {
 fn a_fault_without_handlers_ends_the_machine_as_a_triple_fault() {
     for code in [triple_faults(), jumps_to_nowhere()] {
         let kvm = kvm_or_skip!("a_fault_without_handlers_ends_the_machine_as_a_triple_fault");
-        let machine = Guest::new(code).start(kvm);
+        let machine = Guest::new(code).start(&kvm);
         machine.running();
         let ran = Instant::now();
 
@@ -160,7 +161,7 @@ fn a_guest_that_never_ends_is_gone_when_the_supervisor_is() {
     ];
     for (index, code) in guests.into_iter().enumerate() {
         let kvm = kvm_or_skip!("a_guest_that_never_ends_is_gone_when_the_supervisor_is");
-        let machine = Guest::new(code).vcpus(2).start(kvm);
+        let machine = Guest::new(code).vcpus(2).start(&kvm);
         machine.running();
         thread::sleep(Duration::from_millis(50));
 
@@ -176,7 +177,7 @@ fn a_second_processor_starts() {
 
     let ended = Guest::new(starts_second_processor())
         .vcpus(2)
-        .start(kvm)
+        .start(&kvm)
         .ended();
 
     assert_eq!(
@@ -187,7 +188,7 @@ fn a_second_processor_starts() {
 
 #[test]
 fn a_machine_that_cannot_be_built_says_why_in_one_sentence() {
-    let refused = |guest: Guest, kvm| match guest.start(kvm).ended().reason {
+    let refused = |guest: Guest, kvm: &OwnedFd| match guest.start(kvm).ended().reason {
         EndReason::StartFailed(sentence) => sentence,
         reason => panic!("{reason:?}"),
     };
@@ -228,10 +229,10 @@ fn a_machine_that_cannot_be_built_says_why_in_one_sentence() {
     ];
     for (guest, sentence) in cases {
         let kvm = kvm_or_skip!("a_machine_that_cannot_be_built_says_why_in_one_sentence");
-        assert_eq!(refused(guest, kvm), sentence);
+        assert_eq!(refused(guest, &kvm), sentence);
     }
     assert_eq!(
-        refused(good(), file(b"not KVM")),
+        refused(good(), &file(b"not KVM")),
         "The descriptor for KVM does not answer as KVM does"
     );
 }

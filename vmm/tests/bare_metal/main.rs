@@ -3,6 +3,14 @@
 //! Each is entered by the machine's own boot path, from an ELF file that the test makes. Where `/dev/kvm` can't be opened, every test
 //! says that it was skipped, by name.
 
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "an expectation that is not met is a failed test"
+)]
+
 mod guest;
 mod payload;
 mod script;
