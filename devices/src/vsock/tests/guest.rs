@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, SubscriberOps};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -27,6 +28,8 @@ const RX_BUFFERS: u64 = 1 << 20;
 const TX_BUFFERS: u64 = 20 << 20;
 /// Memory for each descriptor's buffer.
 const SLOT_LEN: u64 = 80 << 10;
+/// Life of a machine after which its test counts as hanging.
+const MAX_LIFE: Duration = Duration::from_secs(100);
 /// Turns of the event loop after which it counts as spinning.
 const MAX_TURNS: usize = 5_000;
 
@@ -81,7 +84,10 @@ pub(super) struct Machine {
     rings: [Ring; 3],
     rx_slots: HashMap<u16, u64>,
     rx_buffer_len: u32,
+    /// Bytes in the first of two descriptors of each receive buffer; all in one where it is 0.
+    pub(super) rx_cut: u32,
     interrupts_seen: usize,
+    started: Instant,
     kicks: usize,
 }
 
@@ -118,7 +124,9 @@ impl Machine {
             rings,
             rx_slots: HashMap::new(),
             rx_buffer_len,
+            rx_cut: 0,
             interrupts_seen: 0,
+            started: Instant::now(),
             kicks: 0,
         };
         machine.settle();
@@ -127,6 +135,7 @@ impl Machine {
 
     /// Runs the event loop until nothing is ready.
     pub(super) fn settle(&mut self) {
+        assert!(self.started.elapsed() < MAX_LIFE, "The machine hangs");
         for _ in 0..MAX_TURNS {
             if self.manager.run_with_timeout(0).unwrap() == 0 {
                 return;
@@ -144,15 +153,25 @@ impl Machine {
 
     /// Makes up to `count` receive buffers available, as the queue has room.
     pub(super) fn post(&mut self, count: usize) {
-        let size = usize::from(self.rings[RX].queue.size());
-        for _ in 0..count.min(size - self.rings[RX].in_flight) {
-            let slot = RX_BUFFERS
-                + u64::from(self.rings[RX].available % self.rings[RX].queue.size()) * SLOT_LEN;
-            let piece = Piece::writable(slot, self.rx_buffer_len);
-            let head = self.add(RX, &[piece]);
+        let size = self.rings[RX].queue.size();
+        let room = (usize::from(size) - self.rings[RX].in_flight) / self.rx_pieces();
+        for _ in 0..count.min(room) {
+            let slot = RX_BUFFERS + u64::from(self.rings[RX].available % size) * SLOT_LEN;
+            let (cut, len) = (self.rx_cut, self.rx_buffer_len);
+            let head = match cut {
+                0 => self.add(RX, &[Piece::writable(slot, len)]),
+                cut => {
+                    let second = Piece::writable(slot + u64::from(cut), len - cut);
+                    self.add(RX, &[Piece::writable(slot, cut), second])
+                }
+            };
             self.rx_slots.insert(head, slot);
         }
         self.kick(RX);
+    }
+
+    fn rx_pieces(&self) -> usize {
+        1 + usize::from(self.rx_cut > 0)
     }
 
     pub(super) fn add(&mut self, ring: usize, pieces: &[Piece]) -> u16 {
@@ -222,7 +241,7 @@ impl Machine {
         assert!(transmitted.iter().all(|(_, written)| *written == 0));
         self.rings[TX].in_flight = 0;
         let received = self.used(RX);
-        self.rings[RX].in_flight -= received.len();
+        self.rings[RX].in_flight -= received.len() * self.rx_pieces();
         received
             .into_iter()
             .filter(|(_, written)| *written > 0)

@@ -436,9 +436,11 @@ proptest! {
     fn every_byte_arrives_in_order_and_nothing_is_left(
         guest_buffer in 1..200_usize,
         rx_room in 1..80_u32,
+        rx_cut in 0..HEADER_BYTES + 80,
         steps in proptest::collection::vec(any_step(), 1..300),
     ) {
-        let machine = Machine::with(LIMITS, 8, HEADER_BYTES + rx_room);
+        let mut machine = Machine::with(LIMITS, 8, HEADER_BYTES + rx_room);
+        machine.rx_cut = rx_cut % (HEADER_BYTES + rx_room);
         let mut world = World { machine, streams: Vec::new(), by_host_port: HashMap::new(), guest_buffer };
         for step in &steps {
             world.step(step);

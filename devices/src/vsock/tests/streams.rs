@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use super::super::packet::{Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+use super::super::packet::{HEADER_BYTES, Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use super::super::{ConnectError, Incoming, Refused, Vsock};
 use super::guest::{Machine, data, ops, packet};
 
@@ -233,4 +233,18 @@ fn a_payload_over_many_descriptors_arrives_in_order() {
     let mut got = vec![0; sent.len()];
     stream.read_exact(&mut got).unwrap();
     assert!(got == sent);
+}
+
+#[test]
+fn an_end_of_file_at_the_border_of_a_receive_buffers_descriptors_is_told() {
+    let mut machine = Machine::new();
+    machine.rx_cut = HEADER_BYTES + 100;
+    let mut stream = machine.guest_connects(PORT, SERVICE);
+    stream.write_all(&[7; 100]).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+
+    let packets = machine.all_packets();
+
+    assert_eq!(ops(&packets), [Op::Data, Op::Shutdown]);
+    assert_eq!(data(&packets), [7; 100]);
 }
