@@ -62,15 +62,19 @@ impl FirstOutput {
 
     /// Output was read just now. Only the first call counts.
     pub(crate) fn record(&self) {
-        if self.at_ns.load(Ordering::Relaxed) != 0 {
-            return;
+        if self.at_ns().is_none() {
+            let now_ns = now_ns();
+            self.record_at(now_ns);
+            if let Some(whole) = &self.whole {
+                whole.record_at(now_ns);
+            }
         }
+    }
+
+    fn record_at(&self, now_ns: u64) {
         let _ = self
             .at_ns
-            .compare_exchange(0, now_ns(), Ordering::Relaxed, Ordering::Relaxed);
-        if let Some(whole) = &self.whole {
-            whole.record();
-        }
+            .compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.

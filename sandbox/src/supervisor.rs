@@ -17,7 +17,6 @@ use jailer::MachineProcess;
 use protocol::message::{Configure, FromAgent, Hello, ToAgent};
 use protocol::port;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use vmm::control::{ControlError, ControlSocket, FromMachine, MachineConfig, ToMachine};
@@ -178,8 +177,6 @@ fn misbehaved(what: &str) -> Reason {
 impl Supervisor {
     fn start(shared: &Arc<Shared>, plan: Plan) -> Result<Self, StartError> {
         let (ours, theirs) = ControlSocket::pair().map_err(system("Making a control socket"))?;
-        rustix::fs::fcntl_setfl(&ours, OFlags::NONBLOCK)
-            .map_err(|errno| system("Making a control socket")(errno.into()))?;
         let process = jailer::start(&plan.program, theirs.into()).map_err(|error| {
             let (jailer::StartError::Spawn(source) | jailer::StartError::Descriptors(source)) =
                 error
@@ -438,11 +435,10 @@ impl Supervisor {
     fn send_to_machine(&mut self) -> Result<(), Reason> {
         while let Some((message, descriptors)) = self.to_machine.front() {
             let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-            match self.socket.send(message, &borrowed) {
+            match self.socket.try_send(message, &borrowed) {
                 Ok(()) => {}
-                Err(error) if would_block(&error) => return Ok(()),
-                // Its last message, or its process's end, tells why.
-                Err(ControlError::Closed) => return Ok(()),
+                // The second: its last message, or its process's end, tells why.
+                Err(ControlError::Full | ControlError::Closed) => return Ok(()),
                 Err(error) => return Err(socket_failed(&error)),
             }
             self.to_machine.pop_front();
@@ -461,9 +457,9 @@ impl Supervisor {
 
     fn take_from_machine(&mut self) -> Result<(), Reason> {
         for _ in 0..MAX_MESSAGES_A_TURN {
-            let (message, descriptors) = match self.socket.receive::<FromMachine>() {
-                Ok(received) => received,
-                Err(error) if would_block(&error) => return Ok(()),
+            let (message, descriptors) = match self.socket.try_receive::<FromMachine>() {
+                Ok(Some(received)) => received,
+                Ok(None) => return Ok(()),
                 Err(ControlError::Closed) => return Err(self.process_is_gone()),
                 Err(error) => return Err(socket_failed(&error)),
             };
@@ -642,11 +638,6 @@ pub(crate) fn random_bytes() -> io::Result<[u8; 32]> {
         return Ok(bytes);
     }
     Err(io::ErrorKind::UnexpectedEof.into())
-}
-
-fn would_block(error: &ControlError) -> bool {
-    matches!(error, ControlError::Socket(source)
-        if matches!(source.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted))
 }
 
 fn socket_failed(error: &ControlError) -> Reason {

@@ -8,27 +8,15 @@ pub(crate) const MAX_QUOTED_CHARS: usize = 400;
 pub(crate) fn one_line(bytes: &[u8]) -> String {
     // A character has at most four bytes: what is looked at is bounded before it is decoded.
     let cut = bytes.get(..MAX_QUOTED_CHARS * 8).unwrap_or(bytes);
-    let mut line = String::new();
-    let mut chars = 0;
-    for word in String::from_utf8_lossy(cut).split(|c: char| c.is_whitespace() || c.is_control()) {
-        let shown: String = word.chars().filter(|c| !is_format(*c)).collect();
-        if shown.is_empty() {
-            continue;
-        }
-        if !line.is_empty() {
-            line.push(' ');
-            chars += 1;
-        }
-        for character in shown.chars() {
-            if chars == MAX_QUOTED_CHARS {
-                line.push('…');
-                return line;
-            }
-            line.push(character);
-            chars += 1;
-        }
-    }
-    if cut.len() < bytes.len() {
+    let text = String::from_utf8_lossy(cut);
+    let words: Vec<String> = text
+        .split(|character: char| character.is_whitespace() || character.is_control())
+        .map(|word| word.chars().filter(|one| !is_format(*one)).collect())
+        .filter(|word: &String| !word.is_empty())
+        .collect();
+    let joined = words.join(" ");
+    let mut line: String = joined.chars().take(MAX_QUOTED_CHARS).collect();
+    if line.len() < joined.len() || cut.len() < bytes.len() {
         line.push('…');
     }
     line

@@ -34,7 +34,6 @@ fn sandbox(timeout: Option<Duration>) -> (Sandbox, Peer) {
     let now_ns = now_ns();
     let shared = Arc::new(Shared::new(now_ns).unwrap());
     let (socket, machine) = ControlSocket::pair().unwrap();
-    rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK).unwrap();
     let (process, stdin) = UnixStream::pair().unwrap();
     let deadline = timeout.map(|timeout| (now_ns + nanos(timeout), timeout));
     let supervised = Arc::clone(&shared);
