@@ -2,17 +2,14 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::builder::{self, Parts};
-use crate::control::{
-    ControlSocket, EndReason, FromMachine, MAX_CONSOLE_TAIL_BYTES, MachineConfig, ToMachine,
-};
+use crate::builder::{self, Machine, Parts};
+use crate::control::{ControlSocket, EndReason, FromMachine, MAX_CONSOLE_TAIL_BYTES, ToMachine};
 use crate::event_loop::{self, Offer, Over};
 
 /// How long the last message waits for a supervisor that does not read.
@@ -40,40 +37,31 @@ pub fn serve(socket: ControlSocket) -> Served {
         _ => return Served::NoStart,
     };
     let socket = Arc::new(socket);
-    let (reason, console_tail) = match run(&socket, &config, descriptors, process_started_ns) {
-        Life::Closed => return Served::Closed,
-        Life::Ended(reason, console_tail) => (reason, console_tail),
-    };
-    say_last(
-        &socket,
-        &FromMachine::Ended {
-            reason,
-            console_tail,
-        },
-    );
-    Served::Ended
-}
-
-/// How it went.
-enum Life {
-    Closed,
-    Ended(EndReason, Vec<u8>),
-}
-
-fn run(
-    socket: &Arc<ControlSocket>,
-    config: &MachineConfig,
-    descriptors: Vec<OwnedFd>,
-    process_started_ns: u64,
-) -> Life {
+    let guest_connections = Box::new(Offer(Arc::clone(&socket)));
     let Parts {
         machine,
         subscribers,
         vsock,
-    } = match builder::build(config, descriptors, Box::new(Offer(Arc::clone(socket)))) {
+    } = match builder::build(&config, descriptors, guest_connections) {
         Ok(parts) => parts,
-        Err(error) => return Life::Ended(EndReason::StartFailed(sentence(&error)), Vec::new()),
+        Err(error) => {
+            let reason = EndReason::StartFailed(sentence(&error));
+            say_last(&socket, reason, Vec::new());
+            return Served::Ended;
+        }
     };
+    start(&socket, &machine, process_started_ns);
+    let reason = match event_loop::run(&socket, &machine.end, &vsock, subscribers) {
+        Ok(Over::Supervisor) => return Served::Closed,
+        Ok(Over::Machine(reason)) => reason,
+        Err(error) => EndReason::HostFailed(sentence(&error)),
+    };
+    // Before the machine goes: giving back its memory takes a while, and the supervisor need not wait for it.
+    say_last(&socket, reason, tail(machine.serial.tail()));
+    Served::Ended
+}
+
+fn start(socket: &ControlSocket, machine: &Machine, process_started_ns: u64) {
     let running = FromMachine::Running {
         process_started_ns,
         vcpu_running_ns: monotonic_ns(),
@@ -83,14 +71,6 @@ fn run(
     }
     // Refused only where the supervisor is gone, which the loop sees next.
     let _ = socket.try_send(&running, &[]);
-    match event_loop::run(socket, &machine.end, &vsock, subscribers) {
-        Ok(Over::Supervisor) => Life::Closed,
-        Ok(Over::Machine(reason)) => Life::Ended(reason, tail(machine.serial.tail())),
-        Err(error) => Life::Ended(
-            EndReason::HostFailed(sentence(&error)),
-            tail(machine.serial.tail()),
-        ),
-    }
 }
 
 fn tail(mut console: Vec<u8>) -> Vec<u8> {
@@ -100,8 +80,12 @@ fn tail(mut console: Vec<u8>) -> Vec<u8> {
 }
 
 /// Sends the last message; a supervisor that has no room for it is given a moment.
-fn say_last(socket: &ControlSocket, message: &FromMachine) {
-    if socket.try_send(message, &[]).is_ok() {
+fn say_last(socket: &ControlSocket, reason: EndReason, console_tail: Vec<u8>) {
+    let message = FromMachine::Ended {
+        reason,
+        console_tail,
+    };
+    if socket.try_send(&message, &[]).is_ok() {
         return;
     }
     let wait = Timespec {
@@ -109,7 +93,7 @@ fn say_last(socket: &ControlSocket, message: &FromMachine) {
         tv_nsec: 0,
     };
     let _ = poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&wait));
-    let _ = socket.try_send(message, &[]);
+    let _ = socket.try_send(&message, &[]);
 }
 
 /// An error with what caused it, in one line.

@@ -8,14 +8,14 @@
 //!                     └──────────────────────── stop ─────────────────────────┘
 //! ```
 //!
-//! What a thread shall do is in [`Wanted`], under a lock; a change is followed by a *kick*. A kick is race-free since it does two
+//! What a thread shall do is kept under a lock; a change is followed by a *kick*. A kick is race-free since it does two
 //! things, in this order: it sets `immediate_exit` in the vCPU's shared page, so that a `KVM_RUN` that is about to begin returns at
 //! once, and it sends the thread a signal, so that one that has begun does. The thread clears the flag before it reads what is
 //! wanted, never after. The signal's handler does nothing.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -382,10 +382,10 @@ fn install_signal_handler() -> io::Result<()> {
     /// Generic, so that the signal information's type needs no name.
     extern "C" fn nothing<T>(_: libc::c_int, _: *mut T, _: *mut libc::c_void) {}
 
-    static ONCE: Once = Once::new();
-    let mut result = Ok(());
-    ONCE.call_once(|| result = register_signal_handler(SIGRTMIN(), nothing));
-    result.map_err(io::Error::from)
+    static INSTALLED: OnceLock<Result<(), vmm_sys_util::errno::Error>> = OnceLock::new();
+    INSTALLED
+        .get_or_init(|| register_signal_handler(SIGRTMIN(), nothing))
+        .map_err(io::Error::from)
 }
 
 #[cfg(test)]

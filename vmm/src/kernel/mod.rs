@@ -1,6 +1,6 @@
 //! Loading a kernel and its initramfs: untrusted files into guest memory.
 //!
-//! linux-loader copies the bytes; before it may, the checks here and in [`elf`] and [`bzimage`] have seen that every
+//! linux-loader copies the bytes; before it may, the checks here have seen that every
 //! offset is inside the file, that every address is inside the guest's memory, and that nothing lies over anything else. An image that
 //! passes them can't make the loader fail, loop or write where it should not.
 
