@@ -167,7 +167,7 @@ fn make(variant: Variant, staging: &Path, progress: &Progress) -> Result<(), Ima
     Ok(())
 }
 
-/// Unpacks and configures the packages into the folder `root`.
+/// Unpacks and configures the packages into the folder `root`, and removes what is of no use in an image.
 fn install_packages(variant: Variant, root: &Path) -> Result<(), ImageError> {
     let mut command = packages::privileged("env");
     command.args([
@@ -185,11 +185,15 @@ fn install_packages(variant: Variant, root: &Path) -> Result<(), ImageError> {
     command.arg(format!("--include={}", variant.packages()));
     command.arg("--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr");
     command.args(EXCLUDED.map(|option| format!("--dpkgopt={option}")));
-    command.arg(format!("--customize-hook={CUSTOMIZE}"));
     command.arg(SUITE).arg(root);
     // This machine's own mirror where it is a Debian of the same release; mmdebstrap's default elsewhere.
     command.args(mirrors()?);
     tool::run(&mut command)?;
+    tool::run(
+        packages::privileged("sh")
+            .args(["-c", CUSTOMIZE, "sh"])
+            .arg(root),
+    )?;
     Ok(())
 }
 
@@ -225,11 +229,6 @@ fn matching_sources(listing: &str) -> Vec<String> {
 
 /// Makes the file system `image` of the folder `root`.
 fn pack(root: &Path, image: &Path) -> Result<(), ImageError> {
-    let mut devices = packages::privileged("find");
-    devices
-        .arg(root.join("dev"))
-        .args(["-mindepth", "1", "-delete"]);
-    tool::run(&mut devices)?;
     let mut format = packages::privileged("mkfs.erofs");
     format
         .args(FORMAT)

@@ -1,4 +1,4 @@
-# Finishes the root image's files: run by mmdebstrap, outside them, with their folder as $1.
+# Finishes the root image's files: run as root, outside them, when the packages are installed, with their folder as $1.
 set -eu
 root=$1
 
@@ -27,3 +27,5 @@ rm -rf "$root"/var/lib/apt/* "$root"/var/cache/* "$root"/var/log/* "$root"/var/b
     "$root"/var/lib/dpkg/*-old "$root"/var/lib/dpkg/lock* "$root"/var/lib/dpkg/triggers/Lock \
     "$root"/usr/share/doc "$root"/usr/share/man "$root"/usr/share/info "$root"/usr/share/locale "$root"/usr/share/lintian \
     "$root"/usr/share/bash-completion
+# The guest's kernel makes the devices.
+find "$root/dev" -mindepth 1 -delete
