@@ -27,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Guest {
     config: MachineConfig,
     kernel: OwnedFd,
+    console: Option<OwnedFd>,
     disks: Vec<OwnedFd>,
 }
 
@@ -130,8 +131,15 @@ impl Guest {
                 disks: Vec::new(),
             },
             kernel: file(&elf(code, data)),
+            console: None,
             disks: Vec::new(),
         }
+    }
+
+    pub(crate) fn console(mut self, console: OwnedFd) -> Self {
+        self.config.has_console = true;
+        self.console = Some(console);
+        self
     }
 
     pub(crate) fn vcpus(mut self, count: u8) -> Self {
@@ -162,6 +170,7 @@ impl Guest {
     pub(crate) fn start(self, kvm: &OwnedFd) -> Started {
         let (socket, theirs) = ControlSocket::pair().unwrap();
         let mut descriptors = vec![kvm.as_fd(), self.kernel.as_fd()];
+        descriptors.extend(self.console.iter().map(AsFd::as_fd));
         descriptors.extend(self.disks.iter().map(AsFd::as_fd));
         socket
             .send(&ToMachine::Start(self.config), &descriptors)

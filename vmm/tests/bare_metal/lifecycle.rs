@@ -1,6 +1,8 @@
 //! How a guest begins and ends.
 
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -80,6 +82,15 @@ payload!(
 );
 
 payload!(
+    /// Uses an instruction on a device's registers that KVM does not emulate.
+    exchanges_16_bytes_with_a_device,
+    "mov qword ptr [0xa018], 0x200003", // 3 to 4 GiB
+    "mov ebx, 0xd0000000",
+    "lock cmpxchg16b [rbx]",
+    "2: jmp 2b",
+);
+
+payload!(
     /// Starts the second processor with INIT and a start-up interrupt, as Linux does, through the local APIC's page; each
     /// prints a letter, the second one in real mode, then it resets.
     starts_second_processor,
@@ -148,6 +159,55 @@ fn a_fault_without_handlers_ends_the_machine_as_a_triple_fault() {
         assert_eq!(ended.reason, EndReason::TripleFault);
         assert!(ran.elapsed() < AT_ONCE, "{:?}", ran.elapsed());
     }
+}
+
+#[test]
+fn an_instruction_that_cannot_be_emulated_ends_the_machine() {
+    let kvm = kvm_or_skip!("an_instruction_that_cannot_be_emulated_ends_the_machine");
+
+    let ended = Guest::new(exchanges_16_bytes_with_a_device())
+        .start(&kvm)
+        .ended();
+
+    let EndReason::VcpuFailed(sentence) = &ended.reason else {
+        panic!("{ended:?}");
+    };
+    assert!(sentence.starts_with("vCPU 0 can't go on"), "{sentence}");
+}
+
+#[test]
+fn a_console_gets_what_the_guest_prints() {
+    let kvm = kvm_or_skip!("a_console_gets_what_the_guest_prints");
+    let (mut reader, console) = UnixStream::pair().unwrap();
+
+    let ended = Guest::new(prints_and_resets())
+        .console(console.into())
+        .start(&kvm)
+        .ended();
+
+    let mut printed = String::new();
+    reader.read_to_string(&mut printed).unwrap();
+    assert_eq!(
+        (ended.reason, printed.as_str()),
+        (EndReason::Reset, "Hello from ring 0\n")
+    );
+}
+
+#[test]
+fn a_console_that_nobody_reads_holds_nothing_up() {
+    let kvm = kvm_or_skip!("a_console_that_nobody_reads_holds_nothing_up");
+    let (_reader, console) = UnixStream::pair().unwrap();
+    let filled = console.try_clone().unwrap();
+    filled.set_nonblocking(true).unwrap();
+    while (&filled).write(&[b'x'; 4096]).is_ok() {}
+    filled.set_nonblocking(false).unwrap();
+
+    let ended = Guest::new(prints_and_resets())
+        .console(console.into())
+        .start(&kvm)
+        .ended();
+
+    assert_eq!(ended.console, b"Hello from ring 0\n");
 }
 
 #[test]
