@@ -325,7 +325,7 @@ mod tests {
                 .cpus(cpus)
                 .memory_mib(memory_mib)
                 .hostname(name);
-            assert!(builder.check_options().is_ok());
+            builder.check_options().unwrap();
         }
     }
 

@@ -17,7 +17,8 @@ use crate::child::Child;
 use crate::clock::FirstOutput;
 use crate::error::SpawnError;
 use crate::outcome::Completion;
-use crate::shared::{MAX_COMMANDS, Over, Refused, Request, Shared, Started, frame_of};
+use crate::shared::{MAX_COMMANDS, Shared, Started, frame_of};
+use crate::state::{Over, Refused, Request};
 use crate::stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
 
 /// Bytes that [`Command::output`] keeps of each stream unless told otherwise: 64 MiB.

@@ -33,6 +33,7 @@ mod program;
 mod sandbox;
 pub mod script;
 mod shared;
+mod state;
 mod stream;
 mod supervisor;
 mod text;

@@ -11,7 +11,8 @@ use crate::clock::Clocks;
 use crate::command::Command;
 use crate::error::FileError;
 use crate::outcome::Ended;
-use crate::shared::{Request, Shared};
+use crate::shared::Shared;
+use crate::state::Request;
 use crate::write::{self, Target};
 
 /// One virtual machine, ready for commands. Dropping it ends it: nothing is left.

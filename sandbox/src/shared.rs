@@ -1,5 +1,5 @@
-//! What a sandbox's supervisor thread and its users' threads share: the state of the machine and its
-//! commands, and what the thread is asked to do.
+//! What a sandbox's supervisor thread and its users' threads share: the state, the way to ask the thread for
+//! something, and the ways to wait for it.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -7,112 +7,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use protocol::frame;
-use protocol::message::{Exited, SpawnFailure, ToAgent};
+use protocol::message::{SpawnFailure, ToAgent};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::clock::{Clocks, CommandClocks, FirstOutput};
-use crate::crash::Crash;
 use crate::error::StartError;
-use crate::outcome::{Completion, Ended, ExitStatus, Outcome, Usage};
+use crate::outcome::{Completion, Ended, Outcome, Usage};
+use crate::state::{ClocksNs, CommandEntry, CommandState, Over, Phase, Refused, Request, State};
 
 /// Most commands of a sandbox that run, or whose [`crate::Child`] is kept.
 pub(crate) const MAX_COMMANDS: usize = 1024;
 
-/// Most bytes that wait for the agent to take them. What does not fit is refused.
-const MAX_QUEUED_TO_AGENT_BYTES: usize = 4 * frame::MAX_TO_AGENT_BYTES;
-
 /// How long the agent may take to answer a request, on a host where all is slow. One that takes longer has been
 /// stopped or taken over.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-
-/// What the supervisor thread is asked to do.
-#[derive(Debug)]
-pub(crate) enum Request {
-    /// Send a frame on the control stream.
-    ToAgent(Vec<u8>),
-    /// Hand the machine's end of a socket pair over, as a data stream into the guest.
-    Connect(OwnedFd),
-    /// Read a stream to its end for nobody.
-    Discard(OwnedFd),
-    /// The agent has not answered in [`ANSWER_LIMIT`].
-    Unanswered,
-    /// End the machine.
-    End,
-}
-
-/// Where the machine stands.
-#[derive(Debug)]
-pub(crate) enum Phase {
-    /// The guest is not ready yet.
-    Booting,
-    /// Commands can run.
-    Ready,
-    /// The time is over: what runs was killed, and the machine will be in a moment.
-    Closing,
-    /// The machine is gone.
-    Over(Over),
-}
-
-/// Why there is no machine any more.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Over {
-    /// It was ended, or never started.
-    Ended,
-    /// Its time was over.
-    TimedOut,
-    /// It ended by itself.
-    Crashed(Crash),
-}
-
-/// Where a command stands.
-#[derive(Debug)]
-pub(crate) enum CommandState {
-    /// The agent was asked.
-    Starting,
-    /// It runs, since this time.
-    Running { started_ns: u64 },
-    /// It was not started.
-    Failed(SpawnFailure, String),
-    /// It ended.
-    Done {
-        started_ns: u64,
-        exited_ns: u64,
-        outcome: Outcome,
-        usage: Usage,
-    },
-}
-
-#[derive(Debug)]
-pub(crate) struct CommandEntry {
-    pub(crate) state: CommandState,
-    /// Whether nobody will ask for its end.
-    detached: bool,
-}
-
-/// Times of `CLOCK_MONOTONIC` in nanoseconds.
-#[derive(Debug, Default)]
-pub(crate) struct ClocksNs {
-    pub(crate) process_started: Option<u64>,
-    pub(crate) vcpu_running: Option<u64>,
-    pub(crate) guest_init: Option<u64>,
-    pub(crate) agent_ready: Option<u64>,
-    pub(crate) command_started: Option<u64>,
-    pub(crate) exited: Option<u64>,
-    pub(crate) all_gone: Option<u64>,
-}
-
-#[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) phase: Phase,
-    /// Why the start failed, until [`Shared::wait_ready`] takes it.
-    pub(crate) start_error: Option<StartError>,
-    pub(crate) clocks: ClocksNs,
-    pub(crate) commands: HashMap<u32, CommandEntry>,
-    last_command_id: u32,
-    pub(crate) requests: VecDeque<Request>,
-    /// Bytes in `requests` and in the supervisor's hands.
-    pub(crate) queued_to_agent_bytes: usize,
-}
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -123,14 +31,6 @@ pub(crate) struct Shared {
     /// What all clocks count from.
     pub(crate) called_ns: u64,
     pub(crate) first_output: Arc<FirstOutput>,
-}
-
-/// Why a command could not even be asked for.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
-    Over(Over),
-    TooManyCommands,
-    QueueFull,
 }
 
 /// What came of a request to start a command.
@@ -254,10 +154,14 @@ impl Shared {
                     state.commands.remove(&id);
                     return failed;
                 }
-                Some(CommandState::Starting) | None => {}
+                Some(CommandState::Starting) => {}
+                // It was killed before it ran, since the time is over.
+                None if matches!(state.phase, Phase::Closing) => {
+                    return Started::Over(Over::TimedOut);
+                }
+                None => {}
             }
-            if let Phase::Over(over) = &state.phase {
-                let over = over.clone();
+            if let Some(over) = state.over().cloned() {
                 state.commands.remove(&id);
                 return Started::Over(over);
             }
@@ -426,146 +330,6 @@ impl Shared {
     pub(crate) fn wake(&self) {
         // It fails only when the counter is full, and then the thread is awake.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-    }
-}
-
-impl State {
-    fn over(&self) -> Option<&Over> {
-        match &self.phase {
-            Phase::Over(over) => Some(over),
-            _ => None,
-        }
-    }
-
-    /// Why no command may be started, if so.
-    fn no_new_commands(&self) -> Option<Over> {
-        match &self.phase {
-            Phase::Booting | Phase::Ready => None,
-            Phase::Closing => Some(Over::TimedOut),
-            Phase::Over(over) => Some(over.clone()),
-        }
-    }
-
-    fn next_command_id(&mut self) -> u32 {
-        loop {
-            self.last_command_id = self.last_command_id.wrapping_add(1);
-            // After 2³² commands some old one may still run under its number.
-            if !self.commands.contains_key(&self.last_command_id) {
-                return self.last_command_id;
-            }
-        }
-    }
-
-    fn push(&mut self, request: Request) -> Result<(), Refused> {
-        if let Some(over) = self.over() {
-            return Err(Refused::Over(over.clone()));
-        }
-        if let Request::ToAgent(frame) = &request {
-            let queued = self.queued_to_agent_bytes + frame.len();
-            if queued > MAX_QUEUED_TO_AGENT_BYTES {
-                return Err(Refused::QueueFull);
-            }
-            self.queued_to_agent_bytes = queued;
-        }
-        self.requests.push_back(request);
-        Ok(())
-    }
-
-    /// The agent's stream has taken bytes that were queued.
-    pub(crate) fn taken_by_agent(&mut self, bytes: usize) {
-        self.queued_to_agent_bytes = self.queued_to_agent_bytes.saturating_sub(bytes);
-    }
-
-    /// The numbers of the commands that may be running.
-    pub(crate) fn live_commands(&self) -> Vec<u32> {
-        self.commands
-            .iter()
-            .filter(|(_, entry)| {
-                matches!(
-                    entry.state,
-                    CommandState::Starting | CommandState::Running { .. }
-                )
-            })
-            .map(|(id, _)| *id)
-            .collect()
-    }
-
-    /// The agent says that a command runs. False if it was not asked to start it.
-    pub(crate) fn command_runs(&mut self, id: u32, now_ns: u64) -> bool {
-        match self.commands.get_mut(&id) {
-            Some(entry) if matches!(entry.state, CommandState::Starting) => {
-                entry.state = CommandState::Running { started_ns: now_ns };
-                self.clocks.command_started.get_or_insert(now_ns);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// The agent says that a command did not start. False if it was not asked to start it.
-    pub(crate) fn command_failed(&mut self, id: u32, kind: SpawnFailure, message: String) -> bool {
-        match self.commands.get_mut(&id) {
-            Some(entry) if matches!(entry.state, CommandState::Starting) => {
-                entry.state = CommandState::Failed(kind, message);
-                if entry.detached {
-                    self.commands.remove(&id);
-                }
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// The agent says that a command ended. False if it did not run, or the status is none.
-    pub(crate) fn command_exited(&mut self, exited: &Exited, now_ns: u64) -> bool {
-        let time_is_over = matches!(self.phase, Phase::Closing);
-        let Some(status) = checked_status(exited.status) else {
-            return false;
-        };
-        let Some(entry) = self.commands.get_mut(&exited.command_id) else {
-            return false;
-        };
-        let CommandState::Running { started_ns } = entry.state else {
-            return false;
-        };
-        entry.state = CommandState::Done {
-            started_ns,
-            exited_ns: now_ns,
-            outcome: outcome(status, exited.oom_kills, time_is_over),
-            usage: Usage {
-                cpu_time: Duration::from_micros(exited.cpu_time_us),
-                peak_memory_bytes: exited.peak_memory_bytes,
-                oom_kills: exited.oom_kills,
-            },
-        };
-        if entry.detached {
-            self.commands.remove(&exited.command_id);
-        }
-        self.clocks.exited = Some(now_ns);
-        true
-    }
-}
-
-/// A guest's status, if it is one that a process can end with.
-fn checked_status(status: protocol::message::ExitStatus) -> Option<ExitStatus> {
-    match status {
-        protocol::message::ExitStatus::Code(code) if (0..=255).contains(&code) => {
-            Some(ExitStatus::Code(code))
-        }
-        protocol::message::ExitStatus::Signal(signal) if (1..=64).contains(&signal) => {
-            Some(ExitStatus::Signal(signal))
-        }
-        _ => None,
-    }
-}
-
-fn outcome(status: ExitStatus, oom_kills: u32, time_is_over: bool) -> Outcome {
-    match status {
-        _ if time_is_over => Outcome::TimedOut,
-        ExitStatus::Code(0) => Outcome::Exited(0),
-        status if oom_kills > 0 => Outcome::OutOfMemory { status },
-        ExitStatus::Code(code) => Outcome::Exited(code),
-        ExitStatus::Signal(signal) => Outcome::Signaled(signal),
     }
 }
 

@@ -5,6 +5,9 @@
 //! from the agent, the process's end, its last words, the streams that nobody reads, and the next deadline.
 //! Users' threads wait for the state in [`Shared`] that it changes.
 
+mod agent;
+mod machine;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,19 +17,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jailer::MachineProcess;
-use protocol::message::{Configure, FromAgent, Hello, ToAgent};
+use protocol::message::ToAgent;
 use protocol::port;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
-use vmm::control::{ControlError, ControlSocket, FromMachine, MachineConfig, ToMachine};
+use vmm::control::{ControlSocket, MachineConfig, ToMachine};
 
-use crate::clock::{guest_init_ns, nanos, now_ns, realtime_ns};
-use crate::control_stream::{ControlStream, Received};
+use crate::clock::{nanos, now_ns};
+use crate::control_stream::ControlStream;
 use crate::crash::{Crash, CrashKind};
 use crate::error::StartError;
-use crate::shared::{ANSWER_LIMIT, Over, Phase, Request, Shared, State, frame_of};
-use crate::text::one_line;
+use crate::shared::{ANSWER_LIMIT, Shared, frame_of};
+use crate::state::{Over, Phase, Request, State};
+use agent::misbehaved;
 
 /// How long a boot may take when the sandbox's own time does not end it before: a second on metal, some
 /// tens where the processor is emulated and shared.
@@ -35,16 +39,6 @@ pub(crate) const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// How long the agent has, after the sandbox's time is over, to kill what runs and to send its last output.
 /// Then the machine is killed: whatever the guest does, it does not live longer.
 pub(crate) const CLOSING_GRACE: Duration = Duration::from_secs(1);
-
-/// How long after the agent closed its stream the machine may take to say why: its kernel panics then.
-const AGENT_END_GRACE: Duration = Duration::from_secs(1);
-
-/// How long a machine's process that closed its socket may take to end.
-const PROCESS_END_GRACE: Duration = Duration::from_secs(1);
-
-/// Most messages of the machine's process taken between two looks at the deadlines. A guest can make it send
-/// one for each of its connections.
-const MAX_MESSAGES_A_TURN: usize = 64;
 
 /// Bytes read at one time of a stream that nobody wants.
 const DISCARD_CHUNK_BYTES: usize = 64 << 10;
@@ -163,14 +157,6 @@ fn supervisor_failed(what: &str) -> Reason {
     Reason::Crashed(Crash::new(
         CrashKind::HostFailed,
         format!("The machine's supervisor failed: {what}"),
-    ))
-}
-
-/// The agent, or what has taken its place, did something that it may not.
-fn misbehaved(what: &str) -> Reason {
-    Reason::Crashed(Crash::new(
-        CrashKind::AgentMisbehaved,
-        format!("The agent broke the protocol: {what}"),
     ))
 }
 
@@ -432,188 +418,6 @@ impl Supervisor {
         Ok(())
     }
 
-    fn send_to_machine(&mut self) -> Result<(), Reason> {
-        while let Some((message, descriptors)) = self.to_machine.front() {
-            let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-            match self.socket.try_send(message, &borrowed) {
-                Ok(()) => {}
-                // The second: its last message, or its process's end, tells why.
-                Err(ControlError::Full | ControlError::Closed) => return Ok(()),
-                Err(error) => return Err(socket_failed(&error)),
-            }
-            self.to_machine.pop_front();
-        }
-        Ok(())
-    }
-
-    fn send_to_agent(&mut self) {
-        if let Some(agent) = &mut self.agent {
-            let sent = agent.flush();
-            if sent > 0 {
-                self.shared.lock().taken_by_agent(sent);
-            }
-        }
-    }
-
-    fn take_from_machine(&mut self) -> Result<(), Reason> {
-        for _ in 0..MAX_MESSAGES_A_TURN {
-            let (message, descriptors) = match self.socket.try_receive::<FromMachine>() {
-                Ok(Some(received)) => received,
-                Ok(None) => return Ok(()),
-                Err(ControlError::Closed) => return Err(self.process_is_gone()),
-                Err(error) => return Err(socket_failed(&error)),
-            };
-            match message {
-                FromMachine::Running {
-                    process_started_ns,
-                    vcpu_running_ns,
-                } => self.machine_runs(process_started_ns, vcpu_running_ns),
-                FromMachine::GuestConnected {
-                    host_port,
-                    guest_port,
-                } => self.guest_connected(host_port, guest_port, descriptors)?,
-                FromMachine::Ended {
-                    reason,
-                    console_tail,
-                } => {
-                    return Err(match Crash::from_end(reason, console_tail) {
-                        Ok(crash) => Reason::Crashed(crash),
-                        Err(sentence) => Reason::NotStarted(StartError::Machine { sentence }),
-                    });
-                }
-                _ => {
-                    return Err(socket_failed(&ControlError::Malformed));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Its clocks are those of a process that a guest may have taken over: kept in order, and not in the future.
-    fn machine_runs(&self, process_started_ns: u64, vcpu_running_ns: u64) {
-        let now_ns = now_ns();
-        let mut state = self.shared.lock();
-        let process_started_ns =
-            process_started_ns.clamp(self.shared.called_ns, now_ns.max(self.shared.called_ns));
-        let vcpu_running_ns =
-            vcpu_running_ns.clamp(process_started_ns, now_ns.max(process_started_ns));
-        state
-            .clocks
-            .process_started
-            .get_or_insert(process_started_ns);
-        state.clocks.vcpu_running.get_or_insert(vcpu_running_ns);
-    }
-
-    /// Only the agent's control stream is taken, and only once: it comes from a port that the guest's kernel
-    /// gives to a privileged process alone. Anything else is closed by being dropped.
-    fn guest_connected(
-        &mut self,
-        host_port: u32,
-        guest_port: u32,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<(), Reason> {
-        let is_control = host_port == port::CONTROL && guest_port == port::CONTROL;
-        if let (true, None, Some(stream)) =
-            (is_control, &self.agent, descriptors.into_iter().next())
-        {
-            self.agent = Some(ControlStream::new(stream).map_err(|source| {
-                Reason::NotStarted(system("Taking the agent's control stream")(source))
-            })?);
-        }
-        Ok(())
-    }
-
-    fn take_from_agent(&mut self) -> Result<(), Reason> {
-        loop {
-            let Some(agent) = &mut self.agent else {
-                return Ok(());
-            };
-            match agent.receive() {
-                Received::Message(message) => self.agent_says(message)?,
-                Received::Nothing => return Ok(()),
-                Received::Ended => {
-                    self.agent_has_ended = true;
-                    let grace_end_ns = now_ns().saturating_add(nanos(AGENT_END_GRACE));
-                    self.agent_end_deadline_ns.get_or_insert(grace_end_ns);
-                    return Ok(());
-                }
-                Received::Garbage(error) => {
-                    self.agent_has_ended = true;
-                    return Err(misbehaved(&error.to_string()));
-                }
-            }
-        }
-    }
-
-    fn agent_says(&mut self, message: FromAgent) -> Result<(), Reason> {
-        let now_ns = now_ns();
-        let shared = Arc::clone(&self.shared);
-        let mut state = shared.lock();
-        let taken = match message {
-            FromAgent::Hello(hello) if matches!(state.phase, Phase::Booting) => {
-                self.greeted(&mut state, &hello, now_ns)?;
-                true
-            }
-            FromAgent::Fatal { message } if matches!(state.phase, Phase::Booting) => {
-                let sentence = one_line(message.as_bytes());
-                return Err(Reason::NotStarted(StartError::Guest { sentence }));
-            }
-            FromAgent::Spawned { command_id } => state.command_runs(command_id, now_ns),
-            FromAgent::SpawnFailed {
-                command_id,
-                kind,
-                message,
-            } => state.command_failed(command_id, kind, one_line(message.as_bytes())),
-            FromAgent::Exited(exited) => state.command_exited(&exited, now_ns),
-            _ => false,
-        };
-        drop(state);
-        if !taken {
-            return Err(misbehaved("it said something out of turn"));
-        }
-        shared.notify();
-        self.send_to_agent();
-        Ok(())
-    }
-
-    /// The guest stands: it is told its clock, its randomness and its name before anything else.
-    fn greeted(&mut self, state: &mut State, hello: &Hello, now_ns: u64) -> Result<(), Reason> {
-        if hello.version != protocol::VERSION {
-            return Err(Reason::NotStarted(StartError::Version {
-                agent: hello.version,
-                library: protocol::VERSION,
-            }));
-        }
-        let entropy = random_bytes().map_err(|source| {
-            Reason::NotStarted(system("Reading the system's randomness")(source))
-        })?;
-        let configure = ToAgent::Configure(Configure {
-            realtime_ns: realtime_ns(),
-            entropy,
-            hostname: self.hostname.clone(),
-        });
-        if let (Some(agent), Some(frame)) = (&mut self.agent, frame_of(&configure)) {
-            state.queued_to_agent_bytes += frame.len();
-            agent.queue(&frame);
-        }
-        let vcpu_running_ns = state.clocks.vcpu_running.unwrap_or(self.shared.called_ns);
-        state.clocks.guest_init = Some(guest_init_ns(now_ns, vcpu_running_ns, hello));
-        state.clocks.agent_ready = Some(now_ns);
-        state.phase = Phase::Ready;
-        Ok(())
-    }
-
-    /// The process has ended or closed its socket without a word.
-    fn process_is_gone(&mut self) -> Reason {
-        let end = self.process.wait_timeout(PROCESS_END_GRACE);
-        for _ in 0..MAX_LAST_PIECES {
-            if !self.process.read_stderr() {
-                break;
-            }
-        }
-        Reason::Crashed(Crash::from_process(end, &self.process.stderr_tail()))
-    }
-
     /// Reads one piece of each stream that nobody wants and that has one; those at their end are closed.
     fn discard(&mut self, ready: &[bool]) {
         let mut ready = ready.iter().copied();
@@ -638,13 +442,6 @@ pub(crate) fn random_bytes() -> io::Result<[u8; 32]> {
         return Ok(bytes);
     }
     Err(io::ErrorKind::UnexpectedEof.into())
-}
-
-fn socket_failed(error: &ControlError) -> Reason {
-    Reason::Crashed(Crash::new(
-        CrashKind::HostFailed,
-        format!("The machine's process cannot be spoken with: {error}"),
-    ))
 }
 
 #[cfg(test)]

@@ -11,7 +11,8 @@ use protocol::frame::{self, Decoder, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{FileWritten, StreamHeader, StreamKind, WriteFile};
 
 use crate::error::FileError;
-use crate::shared::{ANSWER_LIMIT, Over, Refused, Request, Shared};
+use crate::shared::{ANSWER_LIMIT, Shared};
+use crate::state::{Over, Refused, Request};
 use crate::stream::write_quietly;
 use crate::text::one_line;
 
@@ -166,6 +167,6 @@ mod tests {
                 Err(FileError::Invalid(_))
             ));
         }
-        assert!(Target::new(Path::new("a"), 0o7777, Some("root")).is_ok());
+        Target::new(Path::new("a"), 0o7777, Some("root")).unwrap();
     }
 }

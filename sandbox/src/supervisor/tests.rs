@@ -8,11 +8,13 @@ use std::time::Instant;
 
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{
-    ExitStatus, Exited, FileWritten, Spawn, SpawnFailure, StreamHeader, StreamKind,
+    ExitStatus, Exited, FileWritten, FromAgent, Hello, Spawn, SpawnFailure, StreamHeader,
+    StreamKind,
 };
-use vmm::control::EndReason;
+use vmm::control::{ControlError, EndReason, FromMachine};
 
 use super::*;
+use crate::clock::realtime_ns;
 use crate::error::{FileError, SpawnError};
 use crate::outcome::Outcome;
 use crate::sandbox::Sandbox;
@@ -492,6 +494,27 @@ fn at_the_end_of_its_time_a_command_is_killed_and_says_what_it_used() {
     assert_eq!(completion.usage.cpu_time, Duration::from_micros(1500));
     let late = sandbox.command("late").spawn().unwrap_err();
     assert!(matches!(late, SpawnError::TimedOut), "{late:?}");
+}
+
+#[test]
+fn a_command_that_is_killed_before_it_runs_is_out_of_time_too() {
+    let (sandbox, _peer, mut agent) = ready_sandbox(Some(Duration::from_millis(300)));
+    let error = std::thread::scope(|scope| {
+        let spawning = scope.spawn(|| sandbox.command("slow").spawn());
+        assert!(matches!(hear(&mut agent), ToAgent::Spawn(_)));
+        let ToAgent::Kill { command_id } = hear(&mut agent) else {
+            panic!("no kill came");
+        };
+        let failed = FromAgent::SpawnFailed {
+            command_id,
+            kind: SpawnFailure::Exhausted,
+            message: "It was killed".to_owned(),
+        };
+        say(&mut agent, &failed);
+        spawning.join().unwrap().unwrap_err()
+    });
+
+    assert!(matches!(error, SpawnError::TimedOut), "{error:?}");
 }
 
 #[test]

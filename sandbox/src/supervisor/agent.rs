@@ -1,0 +1,118 @@
+//! The supervisor's talk with the agent. All that comes is checked against what was asked for: an agent that
+//! says something out of turn has been taken over, and its machine is ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use protocol::message::{Configure, FromAgent, Hello, ToAgent};
+
+use super::{Reason, Supervisor, random_bytes, system};
+use crate::clock::{guest_init_ns, nanos, now_ns, realtime_ns};
+use crate::control_stream::Received;
+use crate::crash::{Crash, CrashKind};
+use crate::error::StartError;
+use crate::shared::frame_of;
+use crate::state::{Phase, State};
+use crate::text::one_line;
+
+/// How long after the agent closed its stream the machine may take to say why: its kernel panics then.
+const AGENT_END_GRACE: Duration = Duration::from_secs(1);
+
+/// The agent, or what has taken its place, did something that it may not.
+pub(super) fn misbehaved(what: &str) -> Reason {
+    Reason::Crashed(Crash::new(
+        CrashKind::AgentMisbehaved,
+        format!("The agent broke the protocol: {what}"),
+    ))
+}
+
+impl Supervisor {
+    pub(super) fn send_to_agent(&mut self) {
+        if let Some(agent) = &mut self.agent {
+            let sent = agent.flush();
+            if sent > 0 {
+                self.shared.lock().taken_by_agent(sent);
+            }
+        }
+    }
+
+    pub(super) fn take_from_agent(&mut self) -> Result<(), Reason> {
+        loop {
+            let Some(agent) = &mut self.agent else {
+                return Ok(());
+            };
+            match agent.receive() {
+                Received::Message(message) => self.agent_says(message)?,
+                Received::Nothing => return Ok(()),
+                Received::Ended => {
+                    self.agent_has_ended = true;
+                    let grace_end_ns = now_ns().saturating_add(nanos(AGENT_END_GRACE));
+                    self.agent_end_deadline_ns.get_or_insert(grace_end_ns);
+                    return Ok(());
+                }
+                Received::Garbage(error) => {
+                    self.agent_has_ended = true;
+                    return Err(misbehaved(&error.to_string()));
+                }
+            }
+        }
+    }
+
+    fn agent_says(&mut self, message: FromAgent) -> Result<(), Reason> {
+        let now_ns = now_ns();
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock();
+        let taken = match message {
+            FromAgent::Hello(hello) if matches!(state.phase, Phase::Booting) => {
+                self.greeted(&mut state, &hello, now_ns)?;
+                true
+            }
+            FromAgent::Fatal { message } if matches!(state.phase, Phase::Booting) => {
+                let sentence = one_line(message.as_bytes());
+                return Err(Reason::NotStarted(StartError::Guest { sentence }));
+            }
+            FromAgent::Spawned { command_id } => state.command_runs(command_id, now_ns),
+            FromAgent::SpawnFailed {
+                command_id,
+                kind,
+                message,
+            } => state.command_failed(command_id, kind, one_line(message.as_bytes())),
+            FromAgent::Exited(exited) => state.command_exited(&exited, now_ns),
+            _ => false,
+        };
+        drop(state);
+        if !taken {
+            return Err(misbehaved("it said something out of turn"));
+        }
+        shared.notify();
+        self.send_to_agent();
+        Ok(())
+    }
+
+    /// The guest stands: it is told its clock, its randomness and its name before anything else.
+    fn greeted(&mut self, state: &mut State, hello: &Hello, now_ns: u64) -> Result<(), Reason> {
+        if hello.version != protocol::VERSION {
+            return Err(Reason::NotStarted(StartError::Version {
+                agent: hello.version,
+                library: protocol::VERSION,
+            }));
+        }
+        let entropy = random_bytes().map_err(|source| {
+            Reason::NotStarted(system("Reading the system's randomness")(source))
+        })?;
+        let configure = ToAgent::Configure(Configure {
+            realtime_ns: realtime_ns(),
+            entropy,
+            hostname: self.hostname.clone(),
+        });
+        if let (Some(agent), Some(frame)) = (&mut self.agent, frame_of(&configure)) {
+            state.queued_to_agent_bytes += frame.len();
+            agent.queue(&frame);
+        }
+        let vcpu_running_ns = state.clocks.vcpu_running.unwrap_or(self.shared.called_ns);
+        state.clocks.guest_init = Some(guest_init_ns(now_ns, vcpu_running_ns, hello));
+        state.clocks.agent_ready = Some(now_ns);
+        state.phase = Phase::Ready;
+        Ok(())
+    }
+}
