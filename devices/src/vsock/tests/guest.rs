@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use event_manager::{EventManager, SubscriberOps};
+use socket2::SockRef;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::super::limits::Limits;
@@ -338,7 +339,7 @@ impl Machine {
 
     /// The host connects and is not answered; the results are its end and its port.
     pub(super) fn host_connects(&mut self, guest_port: u32) -> (UnixStream, u32) {
-        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (ours, theirs) = narrow_pair();
         self.device
             .lock()
             .unwrap()
@@ -349,6 +350,14 @@ impl Machine {
         assert_eq!(packets[0].0.dst_port, guest_port);
         (ours, packets[0].0.src_port)
     }
+}
+
+/// A socket pair whose second end, the device's, takes a handful of writes before it is full.
+pub(super) fn narrow_pair() -> (UnixStream, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    // The system rounds up to its least.
+    SockRef::from(&theirs).set_send_buffer_size(1).unwrap();
+    (ours, theirs)
 }
 
 /// What the packets are for.

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::super::limits::Limits;
 use super::super::packet::{HEADER_BYTES, Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
-use super::guest::{Machine, packet};
+use super::guest::{Machine, narrow_pair, packet};
 
 /// Small enough that every bound is met in a few steps.
 const LIMITS: Limits = Limits {
@@ -190,7 +190,7 @@ impl World {
             }
             Step::HostConnects => {
                 let port = u32::try_from(count).unwrap() + 5000;
-                let (ours, theirs) = UnixStream::pair().unwrap();
+                let (ours, theirs) = narrow_pair();
                 ours.set_nonblocking(true).unwrap();
                 let connected = self.machine.device.lock().unwrap().connect(port, theirs);
                 if connected.is_ok() {

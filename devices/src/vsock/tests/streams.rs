@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
+use super::super::limits::Limits;
 use super::super::packet::{HEADER_BYTES, Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use super::super::{ConnectError, Incoming, Refused, Vsock};
 use super::guest::{Machine, data, ops, packet};
@@ -247,4 +248,47 @@ fn an_end_of_file_at_the_border_of_a_receive_buffers_descriptors_is_told() {
 
     assert_eq!(ops(&packets), [Op::Data, Op::Shutdown]);
     assert_eq!(data(&packets), [7; 100]);
+}
+
+#[test]
+fn bytes_that_wait_are_not_overtaken_when_the_socket_has_room_again() {
+    let mut machine = Machine::new();
+    let (mut stream, host_port) = machine.host_connects(PORT);
+    machine.transmit(&packet(Op::Response, PORT, host_port), b"");
+    for number in 0..100 {
+        machine.transmit_data(packet(Op::Data, PORT, host_port), &[number]);
+        machine.settle();
+    }
+
+    // The kick is there before the socket has room.
+    machine.transmit_data(packet(Op::Data, PORT, host_port), &[100]);
+    let mut got = vec![0; 101];
+    let count = stream.read(&mut got).unwrap();
+    machine.settle();
+
+    assert!(count < 100, "All fitted into the socket");
+    stream.set_nonblocking(true).unwrap();
+    let mut at = count;
+    while at < got.len() {
+        machine.settle();
+        at += stream.read(&mut got[at..]).unwrap();
+    }
+    assert_eq!(got, (0..=100).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_receive_buffer_that_was_not_needed_is_used_later() {
+    let mut machine = Machine::with(Limits::DEFAULT, 8, 4096);
+    let mut streams = Vec::new();
+    for port in 0..50 {
+        // The device looks for bytes as soon as the guest has answered, and finds none.
+        let (mut stream, host_port) = machine.host_connects(port);
+        machine.transmit(&packet(Op::Response, port, host_port), b"");
+        assert!(machine.all_packets().is_empty());
+
+        stream.write_all(b"there they are").unwrap();
+
+        assert_eq!(data(&machine.all_packets()), b"there they are");
+        streams.push(stream);
+    }
 }
