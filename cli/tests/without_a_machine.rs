@@ -1,4 +1,9 @@
 //! The real command, where no virtual machine is needed: what it refuses, prints and exits with.
+#![expect(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test's helper fails by panicking"
+)]
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
