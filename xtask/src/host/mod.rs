@@ -71,7 +71,7 @@ pub(crate) enum HostError {
         source: io::Error,
     },
     /// The emulated host did not come up.
-    #[error("The emulated host did not boot within {} s; the end of its console:\n{console}", BOOT_MAX.as_secs())]
+    #[error("The emulated host did not boot, for which it has {} s; the end of its console:\n{console}", BOOT_MAX.as_secs())]
     Boot {
         /// What was seen last.
         console: String,

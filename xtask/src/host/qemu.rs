@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 
 use super::agent::PORT_NAME;
@@ -82,10 +82,10 @@ impl Qemu {
         let stderr = process.stderr.take();
         let console = std::thread::spawn(move || {
             let errors = std::thread::spawn(move || stderr.map(read_tail).unwrap_or_default());
-            let mut seen = stdout
-                .map(|console: ChildStdout| read_tail(console))
-                .unwrap_or_default();
-            seen.extend(errors.join().unwrap_or_default());
+            let console = stdout.map(read_tail).unwrap_or_default();
+            // QEMU's own words first: most are about processor features that nobody misses, and the end is what is shown.
+            let mut seen = errors.join().unwrap_or_default();
+            seen.extend(console);
             seen
         });
         let console = Some(console);
