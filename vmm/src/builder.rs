@@ -214,7 +214,7 @@ pub(crate) fn build(
         ..
     } = virtio;
 
-    let cmdline = cmdline::build(&on_cmdline, &config.cmdline)?;
+    let cmdline = cmdline::build(&on_cmdline, config.has_console, &config.cmdline)?;
     let info = BootInfo {
         kernel: &kernel,
         initramfs,

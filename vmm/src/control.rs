@@ -60,7 +60,7 @@ pub struct MachineConfig {
     /// Whether an initramfs is attached.
     pub has_initramfs: bool,
     /// Whether a descriptor is attached that gets all console output: a pipe or socket, written without
-    /// blocking; what does not fit is dropped.
+    /// blocking; what does not fit is dropped. Without it the kernel prints errors only.
     pub has_console: bool,
     /// Disks in order: the first is `/dev/vda`.
     pub disks: Vec<DiskConfig>,
