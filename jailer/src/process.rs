@@ -158,7 +158,7 @@ impl MachineProcess {
         self.stderr_tail.iter().copied().collect()
     }
 
-    /// Kills the process. It is gone only after [`Self::wait`].
+    /// Kills the process. It is gone only after [`Self::end`].
     pub fn kill(&self) {
         if self.end.is_none() {
             // The descriptor names this very process: a reused id is never hit.
