@@ -51,6 +51,9 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let has_console = std::env::var_os("BOOT_QUIET").is_none();
     if has_console {
         descriptors.push(console_end.into());
+    } else {
+        // The printer then reads the end of file at once.
+        drop(console_end);
     }
     let config = MachineConfig {
         vcpu_count,
