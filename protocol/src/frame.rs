@@ -48,8 +48,8 @@ pub enum FrameError {
 /// # Errors
 /// [`FrameError::TooLong`] when the body is above `bound` bytes.
 pub fn encode<T: Serialize>(message: &T, bound: usize) -> Result<Vec<u8>, FrameError> {
-    let mut frame = postcard::to_extend(message, vec![0; LENGTH_BYTES])
-        .map_err(FrameError::Malformed)?;
+    let mut frame =
+        postcard::to_extend(message, vec![0; LENGTH_BYTES]).map_err(FrameError::Malformed)?;
     let length = frame.len() - LENGTH_BYTES;
     let too_long = FrameError::TooLong { length, bound };
     match u32::try_from(length) {

@@ -47,7 +47,7 @@ pub enum CrashKind {
     TripleFault,
     /// A vCPU could not go on.
     VcpuFailed,
-    /// The agent in the guest closed its control stream.
+    /// The agent in the guest closed its control stream, or said why it can't go on.
     AgentGone,
     /// The agent, or something in its place, broke the protocol or did not answer in time.
     AgentMisbehaved,

@@ -84,7 +84,7 @@ time.sleep(1000)";
     assert_eq!(ran.text(), "started\n");
     assert!(ran.wall < Duration::from_secs(60), "{ran:?}");
     assert!(
-        ran.stderr.contains("15s"),
+        ran.stderr.contains("15 s"),
         "the message names the limit: {ran:?}"
     );
 }

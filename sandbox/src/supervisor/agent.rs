@@ -67,9 +67,12 @@ impl Supervisor {
                 self.greeted(&mut state, &hello, now_ns)?;
                 true
             }
-            FromAgent::Fatal { message } if matches!(state.phase, Phase::Booting) => {
+            FromAgent::Fatal { message } => {
                 let sentence = one_line(message.as_bytes());
-                return Err(Reason::NotStarted(StartError::Guest { sentence }));
+                return Err(match state.phase {
+                    Phase::Booting => Reason::NotStarted(StartError::Guest { sentence }),
+                    _ => Reason::Crashed(Crash::new(CrashKind::AgentGone, sentence)),
+                });
             }
             FromAgent::Spawned { command_id } => state.command_runs(command_id, now_ns),
             FromAgent::SpawnFailed {

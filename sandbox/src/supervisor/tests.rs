@@ -422,6 +422,26 @@ fn half_a_frame_held_for_ever_keeps_nobody_from_the_end() {
 }
 
 #[test]
+fn an_agent_that_gives_up_is_a_crash_in_its_own_words() {
+    let (sandbox, peer, mut agent) = ready_sandbox(None);
+    let (mut child, _stdout, _stderr) = running(&sandbox, &peer, &mut agent);
+    let message = "The guest's cgroups can't be set up".to_owned();
+
+    say(
+        &mut agent,
+        &FromAgent::Fatal {
+            message: message.clone(),
+        },
+    );
+
+    let completion = child.wait();
+    assert_eq!(crash_of(&completion), CrashKind::AgentGone);
+    assert!(
+        matches!(&completion.outcome, Outcome::MachineCrashed(crash) if crash.to_string().contains(&message))
+    );
+}
+
+#[test]
 fn an_agent_that_closes_its_stream_is_a_crash() {
     let (sandbox, peer, mut agent) = ready_sandbox(None);
     let (mut child, _stdout, _stderr) = running(&sandbox, &peer, &mut agent);
