@@ -4,16 +4,16 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use protocol::content::ContentReader;
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES};
 use protocol::message::{FileWritten, WriteFile};
-use rustix::net::SendFlags;
 
-use crate::limits::{MAX_PATH_BYTES, RELAY_BYTES};
+use crate::limits::MAX_PATH_BYTES;
 use crate::program::{Failure, quoted};
 use crate::users::User;
 
@@ -55,7 +55,7 @@ fn target(path: &[u8], home: &str) -> Result<PathBuf, String> {
     Ok(target)
 }
 
-/// Writes `content` up to its end to a new file beside `target` and renames it over it. A symbolic link at
+/// Writes `content`, once it has come whole, to a new file beside `target` and renames it over it. A symbolic link at
 /// `target` is replaced, not followed.
 fn write_atomically(target: &Path, mode: u32, content: &File) -> io::Result<()> {
     let folder = target.parent().unwrap_or_else(|| Path::new("/"));
@@ -68,9 +68,8 @@ fn write_atomically(target: &Path, mode: u32, content: &File) -> io::Result<()> 
         .create_new(true)
         .mode(0o600)
         .open(&beside)?;
-    let written = copy(content, &file)
-        .and_then(|()| still_there(content))
-        .and_then(|()| file.set_permissions(Permissions::from_mode(mode)))
+    let written = io::copy(&mut ContentReader::new(content), &mut &file)
+        .and_then(|_| file.set_permissions(Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&beside, target));
     if written.is_err() {
         let _ = fs::remove_file(&beside);
@@ -78,36 +77,19 @@ fn write_atomically(target: &Path, mode: u32, content: &File) -> io::Result<()> 
     written
 }
 
-fn copy(mut from: &File, mut to: &File) -> io::Result<()> {
-    let mut buffer = vec![0; RELAY_BYTES];
-    loop {
-        match from.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(count) => to.write_all(buffer.get(..count).unwrap_or_default())?,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// A stream that was reset ends like one that was half-closed, but takes no more bytes, not even none: half a
-/// file is no file.
-fn still_there(stream: &File) -> io::Result<()> {
-    rustix::net::send(stream, &[], SendFlags::NOSIGNAL)?;
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::net::Shutdown;
+    use std::io::Write;
     use std::os::fd::OwnedFd;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixStream;
     use std::thread;
 
+    use protocol::content::{self, MAX_PIECE_BYTES};
+
     use super::*;
 
-    /// Sends `content` and a half-close, and returns what was answered.
+    /// Sends `content` in pieces and its end, and returns what was answered.
     fn write(path: &Path, mode: u32, content: &[u8], home: &Path) -> Result<Vec<u8>, String> {
         let (mut host, guest) = UnixStream::pair().unwrap();
         let file = WriteFile {
@@ -121,8 +103,10 @@ mod tests {
         };
         let stage = thread::spawn(move || serve(&OwnedFd::from(guest).into(), &file, Ok(user)));
         // Refused paths are answered without reading.
-        let _ = host.write_all(content);
-        host.shutdown(Shutdown::Write).unwrap();
+        for piece in content.chunks(MAX_PIECE_BYTES).chain([&[][..]]) {
+            let _ = host.write_all(&content::header(piece.len()));
+            let _ = host.write_all(piece);
+        }
         let answer: FileWritten = frame::read(&mut host, MAX_FROM_AGENT_BYTES).unwrap();
         stage.join().unwrap();
         answer.result
@@ -170,11 +154,12 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_vanishes_leaves_no_half_file() {
+    fn a_content_without_its_end_makes_no_file() {
         let home = tempfile::tempdir().unwrap();
         let (mut host, guest) = UnixStream::pair().unwrap();
+        host.write_all(&content::header(4)).unwrap();
         host.write_all(b"half").unwrap();
-        drop(host);
+        host.shutdown(std::net::Shutdown::Write).unwrap();
 
         let written = write_atomically(
             &home.path().join("file"),

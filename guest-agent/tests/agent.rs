@@ -549,8 +549,7 @@ fn files_are_written_and_refused() {
             user,
         };
         let mut stream = host.dial(0, StreamKind::WriteFile(file));
-        let _ = stream.write_all(b"content");
-        stream.shutdown(Shutdown::Write).unwrap();
+        let _ = stream.write_all(b"\x07\0\0\0content\0\0\0\0");
         frame::read::<FileWritten>(&mut stream, MAX_FROM_AGENT_BYTES)
             .unwrap()
             .result

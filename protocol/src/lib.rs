@@ -16,6 +16,7 @@
 //! Neither side trusts the other's lengths: see [`frame`].
 #![forbid(unsafe_code)]
 
+pub mod content;
 pub mod frame;
 pub mod message;
 pub mod port;

@@ -108,8 +108,8 @@ pub enum StreamKind {
     Stderr,
     /// Both ways: what is typed and what is shown.
     Terminal,
-    /// Host to guest: a file's content up to the half-close; the agent answers with one
-    /// [`FileWritten`] frame.
+    /// Host to guest: a file's content as [`crate::content`] puts it; the agent answers with one [`FileWritten`] frame, and
+    /// makes no file of a content that was not ended.
     WriteFile(WriteFile),
 }
 

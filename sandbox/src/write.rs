@@ -1,12 +1,12 @@
 //! Writing a file into the guest.
 
 use std::io::{self, Read};
-use std::net::Shutdown;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use protocol::content::{self, MAX_PIECE_BYTES};
 use protocol::frame::{self, Decoder, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{FileWritten, StreamHeader, StreamKind, WriteFile};
 
@@ -21,9 +21,6 @@ const MAX_PATH_BYTES: usize = 4095;
 
 /// All bits of a file's mode that can be set.
 const MODE_BITS: u32 = 0o7777;
-
-/// Bytes moved at one time.
-const CHUNK_BYTES: usize = 64 << 10;
 
 /// How long after a broken stream the supervisor may take to notice that the machine is gone: it reaps it first.
 const OVER_GRACE: Duration = Duration::from_secs(2);
@@ -88,26 +85,33 @@ pub(crate) fn write(
     }
 }
 
-/// Sends the content and its end. The outer error is the content's own: the file must not be made then, and the
-/// agent makes none since the stream is closed without its end being told apart from a break.
+/// Sends the content and its end. The outer error is the content's own: its end is not sent then, and the agent makes no
+/// file.
 fn send(ours: &UnixStream, content: &mut impl Read) -> Result<io::Result<()>, FileError> {
-    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut piece = vec![0; MAX_PIECE_BYTES];
     loop {
-        let count = match content.read(&mut chunk) {
-            Ok(0) => return Ok(ours.shutdown(Shutdown::Write)),
+        let count = match content.read(&mut piece) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(FileError::Source(error)),
         };
-        let mut rest = chunk.get(..count).unwrap_or_default();
-        while !rest.is_empty() {
-            match write_quietly(ours, rest) {
-                Ok(sent) => rest = rest.get(sent..).unwrap_or_default(),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Ok(Err(error)),
-            }
+        let bytes = piece.get(..count).unwrap_or_default();
+        let sent = send_all(ours, &content::header(count)).and_then(|()| send_all(ours, bytes));
+        if count == 0 || sent.is_err() {
+            return Ok(sent);
         }
     }
+}
+
+fn send_all(ours: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match write_quietly(ours, bytes) {
+            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Reads the agent's one answer, all of it within [`ANSWER_LIMIT`].

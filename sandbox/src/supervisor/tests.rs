@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
+use protocol::content::ContentReader;
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{
     ExitStatus, Exited, FileWritten, FromAgent, Hello, Spawn, SpawnFailure, StreamHeader,
@@ -606,7 +607,9 @@ fn a_file_is_streamed_and_its_place_comes_back() {
         let writing = scope.spawn(|| sandbox.write("a/b", 0o640, None, content.as_slice()));
         let (mut stream, header) = peer.accept();
         let mut received = Vec::new();
-        stream.read_to_end(&mut received).unwrap();
+        ContentReader::new(&mut stream)
+            .read_to_end(&mut received)
+            .unwrap();
         let answer = FileWritten {
             result: Ok(b"/home/u/a/b".to_vec()),
         };
