@@ -115,8 +115,9 @@ fn set_msrs(vcpu: &VcpuFd) -> Result<(), RegistersError> {
 
 /// Switches on all extended states of `xcr0` (Intel SDM 3A §2.6), as every kernel does itself.
 ///
-/// KVM follows a kernel's own `XSETBV` where the processor intercepts it. An emulated one (QEMU's SVM) does not, and KVM would
-/// go on running the guest with the reset value: AVX instructions would fault, and CPUID give the wrong size.
+/// Seen in a host that QEMU emulates: with the reset value here, KVM's CPUID leaf 0xd kept the size of that value after a Linux guest had
+/// switched more states on, and Linux warned of an "XSAVE consistency problem". The likely cause is that the emulated processor
+/// does not intercept `XSETBV`, so that KVM never learns of it.
 ///
 /// # Errors
 /// See [`RegistersError`].
