@@ -99,6 +99,8 @@ impl Accounts {
             user.gid = self
                 .group_number(group)
                 .ok_or_else(|| UserError::NoGroup(group.to_owned()))?;
+            // Who names the group names all of them.
+            user.groups = vec![user.gid];
         }
         Ok(user)
     }
@@ -276,7 +278,9 @@ mod tests {
 
         assert_eq!(accounts.resolve(Some("ann")).unwrap().shell, "/bin/sh");
         assert_eq!(accounts.resolve(Some("1001")).unwrap().name, "ann");
-        assert_eq!(accounts.resolve(Some("ann:video")).unwrap().gid, 44);
+        let video = accounts.resolve(Some("ann:video")).unwrap();
+        assert_eq!((video.gid, video.groups), (44, vec![44]));
+        assert_eq!(accounts.resolve(Some("ann")).unwrap().groups, [100, 29]);
         assert_eq!(accounts.resolve(Some("0:29")).unwrap().gid, 29);
         assert_eq!(accounts.resolve(Some("4321")).unwrap().gid, 4321);
         // A name that looks like a number is a name first, as in chown(1).

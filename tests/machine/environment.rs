@@ -293,8 +293,8 @@ print(os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid(), open('/proc/sel
     let shell = run(["--", "grep", "SigIgn", "/proc/self/status"])
         .done()
         .expect(0);
-    assert_eq!(
-        shell.text().split_whitespace().nth(1),
-        Some("0000000000000000")
-    );
+    let ignored = shell.text().split_whitespace().nth(1).unwrap();
+    // Signals 32 and 33 are the C library's own, which keeps programs from setting them.
+    let ignored = u64::from_str_radix(ignored, 16).unwrap() & !(0b11 << 31);
+    assert_eq!(ignored, 0);
 }

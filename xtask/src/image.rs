@@ -45,18 +45,12 @@ const RECIPE: &str = "1";
 const FILE: &str = "rootfs.erofs";
 
 const NEEDS: [Need; 3] = [
-    Need {
-        what: "mmdebstrap",
-        package: "mmdebstrap",
-    },
-    Need {
-        what: "mkfs.erofs",
-        package: "erofs-utils",
-    },
-    Need {
-        what: "/usr/share/keyrings/debian-archive-keyring.gpg",
-        package: "debian-archive-keyring",
-    },
+    Need::new("mmdebstrap", "mmdebstrap"),
+    Need::new("mkfs.erofs", "erofs-utils"),
+    Need::new(
+        "/usr/share/keyrings/debian-archive-keyring.gpg",
+        "debian-archive-keyring",
+    ),
 ];
 
 /// Why there is no image.

@@ -27,14 +27,14 @@ const SOURCE: &str = "/usr/src/linux-source-6.12.tar.xz";
 /// What the build needs. Objtool, which reads object files through libelf, cannot be configured away on x86-64.
 const NEEDS: &[Need] = &[
     need(SOURCE, SOURCE_PACKAGE),
-    need("gcc", "gcc"),
-    need("make", "make"),
-    need("flex", "flex"),
-    need("bison", "bison"),
-    need("bc", "bc"),
-    need("xz", "xz-utils"),
-    need("/usr/include/gelf.h", "libelf-dev"),
-    need("/usr/include/stdio.h", "libc6-dev"),
+    Need::new("gcc", "gcc"),
+    Need::new("make", "make"),
+    Need::new("flex", "flex"),
+    Need::new("bison", "bison"),
+    Need::new("bc", "bc"),
+    Need::new("xz", "xz-utils"),
+    Need::new("/usr/include/gelf.h", "libelf-dev"),
+    Need::new("/usr/include/stdio.h", "libc6-dev"),
 ];
 
 /// Counts changes of the recipe that none of the texts below show; it is part of the cache's key.
@@ -69,10 +69,6 @@ const EXPECTED_STEPS: usize = 1560;
 const PERCENT_MAX: usize = 99;
 /// Bytes of a failed build's log that are read for its error.
 const LOG_TAIL_BYTES: u64 = 8192;
-
-const fn need(what: &'static str, package: &'static str) -> Need {
-    Need { what, package }
-}
 
 /// Why there is no kernel.
 #[derive(Debug, thiserror::Error)]

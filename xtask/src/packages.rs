@@ -60,6 +60,11 @@ pub(crate) struct Need {
 }
 
 impl Need {
+    /// `what`, which Debian's `package` brings.
+    pub(crate) const fn new(what: &'static str, package: &'static str) -> Self {
+        Self { what, package }
+    }
+
     fn is_met(&self) -> bool {
         if self.what.starts_with('/') {
             Path::new(self.what).exists()

@@ -12,6 +12,7 @@ use crate::cache::{Cache, CacheError};
 use crate::cli::Part;
 use crate::host::{HostCommand, HostError};
 use crate::image::{self, ImageError, Variant};
+use crate::packages::{self, Need, PackageError};
 use crate::progress::Progress;
 use crate::setup::{self, SetupError};
 use crate::tool::{self, ToolError};
@@ -21,12 +22,23 @@ use crate::workspace::{Workspace, cargo};
 const MACHINE_TESTS: &str = "sandvmm-tests";
 /// How long the whole-machine tests may take, in seconds; they are ended then.
 const MACHINE_TESTS_MAX_S: u32 = 25 * 60;
+/// Programs with which the whole-machine tests make their own images.
+const NEEDS: [Need; 5] = [
+    Need::new("busybox", "busybox-static"),
+    Need::new("cpio", "cpio"),
+    Need::new("mkfs.erofs", "erofs-utils"),
+    Need::new("mkfs.ext4", "e2fsprogs"),
+    Need::new("mksquashfs", "squashfs-tools"),
+];
 /// Exit code of timeout(1) for a command that it ended.
 const EXIT_TIMED_OUT: u8 = 124;
 
 /// Why the whole-machine tests were not run, or not all.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MachineTestsError {
+    /// A program that the tests use is missing.
+    #[error(transparent)]
+    Packages(#[from] PackageError),
     /// No kernel, image, agent or command.
     #[error(transparent)]
     Setup(#[from] SetupError),
@@ -138,6 +150,7 @@ fn machine_tests(
     filters: &[OsString],
     progress: &Progress,
 ) -> Result<(), MachineTestsError> {
+    packages::ensure(&NEEDS, progress)?;
     let programs = build_machine_tests()?;
     let cache = Cache::open()?;
     let data = setup::setup(workspace, &cache, progress)?;

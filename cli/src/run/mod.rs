@@ -4,6 +4,7 @@
 //! a signal is answered at once, whatever the run is waiting for.
 
 mod console;
+mod input;
 mod plan;
 mod relay;
 mod report;

@@ -9,7 +9,7 @@ use crate::environment::{self, EnvironmentError, Variable};
 use crate::terminal;
 
 /// Python's name in the guest.
-const PYTHON: &str = "python3";
+pub(super) const PYTHON: &str = "python3";
 
 /// Why a run is refused.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     pub(crate) target: Target,
     /// Its variables.
     pub(crate) variables: Vec<Variable>,
-    /// Whether it gets standard input.
+    /// Whether it gets standard input, unless the script takes all of it.
     pub(crate) has_input: bool,
 }
 
@@ -44,6 +44,8 @@ pub(crate) struct Plan {
 pub(crate) enum Target {
     /// A script that goes into the guest first, and its arguments.
     Script(Script, Vec<OsString>),
+    /// The script on standard input, and its arguments.
+    Input(Vec<OsString>),
     /// A command of the guest, its name first.
     Words(Vec<OsString>),
 }
@@ -55,10 +57,9 @@ impl Plan {
     /// See [`PlanError`].
     pub(crate) fn new(args: &RunArgs, line: &[OsString]) -> Result<Self, PlanError> {
         let program = args.program(line).ok_or(PlanError::Nothing)?;
-        let has_input = args.interactive || matches!(program, Program::Input(_));
         let target = match program {
             Program::Script(path, rest) => Target::Script(Script::open(&path)?, rest),
-            Program::Input(rest) => Target::Words(words([PYTHON, "-"].map(OsStr::new), rest)),
+            Program::Input(rest) => Target::Input(rest),
             Program::Code(code, rest) => {
                 Target::Words(words([OsStr::new(PYTHON), OsStr::new("-c"), &code], rest))
             }
@@ -72,7 +73,7 @@ impl Plan {
         Ok(Self {
             target,
             variables,
-            has_input,
+            has_input: args.interactive,
         })
     }
 }

@@ -47,11 +47,12 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Starts a thread for each stream of `child`, and takes the streams out of it.
+    /// Starts a thread for each stream of `child`, and takes the streams out of it. `ahead` is what has been read of our
+    /// standard input already.
     ///
     /// # Errors
     /// When the system refuses a thread.
-    pub(super) fn start(child: &mut Child, is_captured: bool) -> io::Result<Self> {
+    pub(super) fn start(child: &mut Child, ahead: Vec<u8>, is_captured: bool) -> io::Result<Self> {
         let (sender, ends) = channel();
         let mut relay = Self {
             ends,
@@ -61,7 +62,7 @@ impl Relay {
         if let Some(terminal) = child.terminal.take() {
             let keys = terminal.try_clone()?;
             // Detached: it may wait for a key for ever.
-            spawn("keys", move || feed(stdin(), keys))?;
+            spawn("keys", move || feed(stdin(), &[], keys))?;
             relay.output(Which::Stdout, terminal, is_captured, &sender)?;
         }
         if let Some(stream) = child.stdout.take() {
@@ -72,7 +73,7 @@ impl Relay {
         }
         if let Some(stream) = child.stdin.take() {
             // Detached as well.
-            spawn("stdin", move || feed(stdin(), stream))?;
+            spawn("stdin", move || feed(stdin(), &ahead, stream))?;
         }
         Ok(relay)
     }

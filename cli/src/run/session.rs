@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use sandvmm::{Child, Command, Completion, Outcome, Sandbox, Stdio, Usage};
 
-use super::plan::{Plan, Target};
+use super::input::Input;
+use super::plan::{PYTHON, Plan, Target};
 use super::relay::{Relay, Relayed};
 use super::report::Report;
 use super::verdict::{FAILED, Failure, Limits, Verdict};
@@ -20,6 +21,9 @@ use crate::{machine, notice, terminal};
 
 /// Permission bits of a script in the guest.
 const SCRIPT_MODE: u32 = 0o755;
+
+/// Name in the guest of a script that came on standard input.
+const INPUT_NAME: &str = "script";
 
 /// How long output is still written after the machine was ended before its time: what is left is in sockets,
 /// and whoever reads ours may never read again.
@@ -204,15 +208,16 @@ impl Session {
     }
 
     fn execute(&self, sandbox: &Sandbox, deadline: Option<Instant>) -> Result<Told, Verdict> {
-        let words = self.words(sandbox)?;
-        let mut command = self.command(sandbox, &words)?;
+        let (words, input) = self.words(sandbox)?;
+        let mut command = self.command(sandbox, &words, input.is_some())?;
         if self.args.tty {
             terminal::make_raw().map_err(|error| system(&error))?;
         }
         let mut child = command
             .spawn()
             .map_err(|error| Verdict::spawn(&error, self.limits()))?;
-        let mut relay = Relay::start(&mut child, self.args.json).map_err(|error| system(&error))?;
+        let mut relay = Relay::start(&mut child, input.unwrap_or_default(), self.args.json)
+            .map_err(|error| system(&error))?;
         let completion = if self.args.tty {
             self.wait_at_terminal(sandbox, &mut child, &mut relay)
         } else {
@@ -237,30 +242,54 @@ impl Session {
         })
     }
 
-    /// The words to run; a script is put into the guest first.
-    fn words(&self, sandbox: &Sandbox) -> Result<Vec<OsString>, Verdict> {
+    /// The words to run, and whether the program gets our standard input: then with what has been read of it already. A
+    /// script is put into the guest first.
+    fn words(&self, sandbox: &Sandbox) -> Result<(Vec<OsString>, Option<Vec<u8>>), Verdict> {
+        let plain_input = || self.plan.has_input.then(Vec::new);
         match &self.plan.target {
-            Target::Words(words) => Ok(words.clone()),
+            Target::Words(words) => Ok((words.clone(), plain_input())),
             Target::Script(script, rest) => {
                 let name = PathBuf::from(script.name());
-                let user = self.args.user.as_deref();
-                let written = sandbox
-                    .write(&name, SCRIPT_MODE, user, script.reader())
-                    .map_err(|error| Verdict::file(&error, self.limits()))?;
+                let written = self.put(sandbox, &name, script.reader())?;
                 // In its own folder a script is called by its bare name; from another one that can't be.
-                let path: &Path = if self.args.workdir.is_some() {
+                let path = if self.args.workdir.is_some() {
                     &written
                 } else {
                     &name
                 };
                 let mut words = script.command_line(path);
                 words.extend_from_slice(rest);
-                Ok(words)
+                Ok((words, plain_input()))
+            }
+            Target::Input(rest) => {
+                let input = Input::look(rustix::stdio::stdin()).map_err(|error| unread(&error))?;
+                let (first, ahead) = if input.names_interpreter() {
+                    let written = self.put(sandbox, Path::new(INPUT_NAME), input.into_script())?;
+                    (vec![written.into_os_string()], None)
+                } else {
+                    // As Python does it: it reads the script itself, as it comes.
+                    (vec![PYTHON.into(), "-".into()], Some(input.into_head()))
+                };
+                Ok((
+                    first.into_iter().chain(rest.iter().cloned()).collect(),
+                    ahead,
+                ))
             }
         }
     }
 
-    fn command(&self, sandbox: &Sandbox, words: &[OsString]) -> Result<Command, Verdict> {
+    fn put(&self, sandbox: &Sandbox, name: &Path, script: impl Read) -> Result<PathBuf, Verdict> {
+        sandbox
+            .write(name, SCRIPT_MODE, self.args.user.as_deref(), script)
+            .map_err(|error| Verdict::file(&error, self.limits()))
+    }
+
+    fn command(
+        &self,
+        sandbox: &Sandbox,
+        words: &[OsString],
+        has_input: bool,
+    ) -> Result<Command, Verdict> {
         let Some((program, rest)) = words.split_first() else {
             return Err(Verdict::usage(&super::plan::PlanError::Nothing));
         };
@@ -277,7 +306,7 @@ impl Session {
         if self.args.tty {
             let size = terminal::size();
             command.pty(size.columns, size.rows);
-        } else if self.plan.has_input {
+        } else if has_input {
             command.stdin(Stdio::piped());
         }
         Ok(command)
@@ -306,6 +335,14 @@ impl Session {
             }
         }
     }
+}
+
+fn unread(error: &io::Error) -> Verdict {
+    Verdict::failed(
+        FAILED,
+        Failure::Start,
+        format!("The script on standard input can't be read: {error}"),
+    )
 }
 
 fn system(error: &io::Error) -> Verdict {

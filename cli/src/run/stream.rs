@@ -92,8 +92,11 @@ pub(crate) fn capture(mut stream: impl Read) -> Captured {
 }
 
 /// Copies a descriptor of ours to the guest until it ends or the guest no longer takes it; returns at once in
-/// the latter case, also while the descriptor is silent.
-pub(crate) fn feed(source: BorrowedFd<'_>, mut stream: impl Write + AsFd) {
+/// the latter case, also while the descriptor is silent. The bytes `ahead` go first.
+pub(crate) fn feed(source: BorrowedFd<'_>, ahead: &[u8], mut stream: impl Write + AsFd) {
+    if stream.write_all(ahead).is_err() {
+        return;
+    }
     let mut buffer = vec![0; BUFFER_BYTES];
     while let Ok(Ready::First) = wait_for(source, stream.as_fd()) {
         match output::read(source, &mut buffer) {
@@ -211,7 +214,7 @@ mod tests {
     fn input_is_fed_to_its_end() {
         let (mut user, ours) = UnixStream::pair().unwrap();
         let (stream, mut guest) = UnixStream::pair().unwrap();
-        let feeder = std::thread::spawn(move || feed(ours.as_fd(), stream));
+        let feeder = std::thread::spawn(move || feed(ours.as_fd(), b"", stream));
 
         user.write_all(b"abc").unwrap();
         drop(user);
@@ -228,7 +231,7 @@ mod tests {
         let (stream, guest) = UnixStream::pair().unwrap();
         let (told, tell) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            feed(ours.as_fd(), stream);
+            feed(ours.as_fd(), b"", stream);
             told.send(())
         });
 

@@ -37,14 +37,8 @@ const EXIT_BROKEN_PIPE: u8 = 141;
 const BOOT_MAX: Duration = Duration::from_secs(180);
 /// What the emulated host is run by.
 const NEEDS: [Need; 2] = [
-    Need {
-        what: "qemu-system-x86_64",
-        package: "qemu-system-x86",
-    },
-    Need {
-        what: "setpriv",
-        package: "util-linux",
-    },
+    Need::new("qemu-system-x86_64", "qemu-system-x86"),
+    Need::new("setpriv", "util-linux"),
 ];
 
 /// Why a command could not be run on a KVM host.
