@@ -26,7 +26,7 @@ const SOURCE_PACKAGE: &str = "linux-source-6.12";
 const SOURCE: &str = "/usr/src/linux-source-6.12.tar.xz";
 /// What the build needs. Objtool, which reads object files through libelf, cannot be configured away on x86-64.
 const NEEDS: &[Need] = &[
-    need(SOURCE, SOURCE_PACKAGE),
+    Need::new(SOURCE, SOURCE_PACKAGE),
     Need::new("gcc", "gcc"),
     Need::new("make", "make"),
     Need::new("flex", "flex"),
