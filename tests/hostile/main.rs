@@ -1,0 +1,70 @@
+//! The hostile guest suite: a guest does to its devices and its processor what no guest should, and the machine's process takes it as
+//! the table says ([`table`]).
+//!
+//! It runs wherever `/dev/kvm` opens, with hardware virtualization or without. Each case is a test by its name, in a machine of its own,
+//! whose process is this program again. For every case, whatever it does: the process writes nothing to standard error (no panic), its
+//! memory stays below a bound, its descriptors are as many as before, it does not spin when the guest is idle, and it ends at once when
+//! it is told to.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "an expectation that is not met is a failed test"
+)]
+
+mod machine;
+mod measure;
+mod readme;
+mod streams;
+mod supervisor;
+mod table;
+
+use std::fs::OpenOptions;
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use machine::SERVE;
+
+fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some(SERVE) {
+        return machine::serve();
+    }
+    // A thousand connections are as many descriptors, here and in the machine's process.
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).expect("the soft limit may be raised to the hard one");
+
+    let arguments = Arguments::from_args();
+    let has_kvm = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_ok();
+    let mut trials = vec![
+        Trial::test("the_readme_names_every_case", readme::is_current),
+        Trial::test("the_guest_knows_every_case", guest_knows_every_case)
+            .with_ignored_flag(!has_kvm),
+    ];
+    trials.extend(table::CASES.iter().map(|case| {
+        Trial::test(case.name, || supervisor::run(case).map_err(Failed::from))
+            .with_ignored_flag(!has_kvm)
+    }));
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Without a case, the guest prints the names of all that it knows.
+fn guest_knows_every_case() -> Result<(), Failed> {
+    let printed = supervisor::list()?;
+    let names: Vec<&str> = table::CASES.iter().map(|case| case.name).collect();
+    if printed == names {
+        return Ok(());
+    }
+    Err(format!("the guest's cases are {printed:?}, the table's {names:?}").into())
+}
