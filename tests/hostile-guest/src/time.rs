@@ -11,15 +11,21 @@ const PATIENCE_MS: u64 = 20_000;
 /// How long nothing may happen, where nothing must.
 const QUIET_MS: u64 = 10;
 
-fn now() -> u64 {
+/// The counter.
+pub(crate) fn now() -> u64 {
     // SAFETY: every x86-64 processor has the counter.
     unsafe { _rdtsc() }
+}
+
+/// Whether so many milliseconds have passed since, at least.
+pub(crate) fn is_over(since: u64, ms: u64) -> bool {
+    now().wrapping_sub(since) >= ms * MAX_TICKS_PER_MS
 }
 
 /// Lets time pass: at least so many milliseconds.
 pub(crate) fn pass(ms: u64) {
     let start = now();
-    while now().wrapping_sub(start) < ms * MAX_TICKS_PER_MS {
+    while !is_over(start, ms) {
         core::hint::spin_loop();
     }
 }
@@ -40,7 +46,7 @@ fn within(ms: u64, mut condition: impl FnMut() -> bool) -> bool {
         if condition() {
             return true;
         }
-        if now().wrapping_sub(start) > ms * MAX_TICKS_PER_MS {
+        if is_over(start, ms) {
             return false;
         }
         core::hint::spin_loop();

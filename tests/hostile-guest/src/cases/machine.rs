@@ -2,7 +2,7 @@
 
 use crate::virtio::block::{self, QUEUE};
 use crate::virtio::vsock::{DATA, RESUME_PORT, Sockets};
-use crate::{boot, check, memory, port, report, same, say};
+use crate::{boot, check, memory, port, report, same, say, time};
 
 pub(super) fn triple_fault() {
     report::now();
@@ -47,10 +47,10 @@ pub(super) fn every_port() {
 }
 
 pub(super) fn string_io() {
-    static mut WORDS: [u32; 4096] = [0; 4096];
+    static mut WORDS: [u32; 512] = [0; 512];
     // SAFETY: nothing else uses it.
     let words = unsafe { &mut *(&raw mut WORDS) };
-    let bytes = memory::view(block::DATA, 0x1_0000);
+    let bytes = memory::view(block::DATA, 0x2000);
     for number in [0x20, 0x60, 0x61, 0x70, 0x80, 0xcf8, 0xcfc, 0xffff] {
         port::write_string(number, bytes);
         port::write_string(number, b"");
@@ -212,29 +212,36 @@ pub(super) fn every_cpuid_leaf() {
     same!(boot::cpuid(0x8000_0001, 0)[2] & (1 << 2), 0, "SVM");
 }
 
-/// Bytes of the flood, all without a newline.
-const FLOOD_BYTES: usize = 2 << 20;
+/// Bytes of a flood, all without a newline: as many as there is time for, where each is an exit of its own.
+const FLOOD_BYTES: u64 = 2 << 20;
+const FLOOD_MS: u64 = 2000;
 
-fn flood() {
-    const PIECE: u64 = 0x1_0000;
-    for value in [0, b'x'] {
+/// The least of them where the suite does not read: more than a socket holds.
+const UNREAD_BYTES: u64 = 320 << 10;
+
+fn flood(least: u64) {
+    const PIECE: u64 = 0x4000;
+    let since = time::now();
+    let mut written = 0;
+    while written < least || written < FLOOD_BYTES && !time::is_over(since, FLOOD_MS) {
+        let value = if written / PIECE % 2 == 0 { 0 } else { b'x' };
         memory::fill(block::DATA, value, PIECE);
-        for _ in 0..FLOOD_BYTES as u64 / PIECE / 2 {
-            port::write_string(port::SERIAL, memory::view(block::DATA, PIECE));
-        }
+        port::write_string(port::SERIAL, memory::view(block::DATA, PIECE));
+        written += PIECE;
     }
+    say!("");
+    say!("note {written} bytes");
 }
 
 pub(super) fn serial_flood() {
-    flood();
-    say!("");
+    flood(0);
     block::serves_again(&QUEUE);
 }
 
 pub(super) fn serial_reader_that_stopped() {
     let sockets = Sockets::start();
     say!("@stop-reading");
-    flood();
+    flood(UNREAD_BYTES);
     block::serves_again(&QUEUE);
     // The suite reads again when this comes, and says so when it has read all.
     sockets.connect(1000, RESUME_PORT);
