@@ -151,7 +151,12 @@ fn an_initramfs_larger_than_memory_or_of_no_archive_is_refused_or_a_crash() {
     let folder = tempfile::tempdir().unwrap();
     let large = folder.path().join("large");
     File::create(&large).unwrap().set_len(300 << 20).unwrap();
-    with("--initrd", &large);
+    let ran = run(["--initrd"])
+        .arg(&large)
+        .args(["--", "true"])
+        .done()
+        .expect(125);
+    assert!(ran.stderr.contains("initramfs file"), "{ran:?}");
 
     let garbage = folder.path().join("garbage");
     fs::write(&garbage, vec![0x5a; 65536]).unwrap();
@@ -232,7 +237,7 @@ mkfs.erofs \"$1/erofs\" \"$1/tree\" > /dev/null";
     assert!(built.status.success(), "{built:?}");
 
     for kind in ["ext4", "squashfs", "erofs"] {
-        let ran = run(["--rootfs"])
+        let ran = run(["-u", "root", "--rootfs"])
             .arg(folder.path().join(kind))
             .args([
                 "--",

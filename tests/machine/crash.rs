@@ -53,17 +53,15 @@ ctypes.CDLL(None).reboot(0x1234567)";
 fn a_kernel_panic_is_a_crash_with_the_kernels_own_words() {
     // An initramfs whose /init ends at once: "Attempted to kill init!".
     let folder = tempfile::tempdir().unwrap();
-    let init = folder.path().join("init");
-    std::fs::copy("/bin/busybox", &init)
-        .or_else(|_| std::fs::copy("/usr/bin/busybox", &init))
-        .unwrap();
     let archive = folder.path().join("initramfs.cpio");
+    let build = "set -e
+mkdir \"$1/tree\" \"$1/tree/bin\"
+cp \"$(command -v busybox)\" \"$1/tree/bin/busybox\"
+printf '#!/bin/busybox false\n' > \"$1/tree/init\"
+chmod 755 \"$1/tree/init\"
+cd \"$1/tree\" && find . | cpio --quiet -o -H newc > ../initramfs.cpio";
     let made = std::process::Command::new("sh")
-        .args([
-            "-c",
-            "cd \"$1\" && echo init | cpio -o -H newc > initramfs.cpio",
-            "sh",
-        ])
+        .args(["-c", build, "sh"])
         .arg(folder.path())
         .output()
         .unwrap();
