@@ -237,7 +237,7 @@ mkfs.erofs \"$1/erofs\" \"$1/tree\" > /dev/null";
     assert!(built.status.success(), "{built:?}");
 
     for kind in ["ext4", "squashfs", "erofs"] {
-        let ran = run(["-u", "root", "--rootfs"])
+        let ran = run(["-u", "0", "--rootfs"])
             .arg(folder.path().join(kind))
             .args([
                 "--",
