@@ -358,7 +358,7 @@ pub(crate) const CASES: &[Case] = &[
         "vsock",
         Refused,
         "hundred_thousand_connects",
-        "10⁵ connects to ports where nobody listens, and ports 0 and 2³²−1",
+        "up to 10⁵ connects to ports where nobody listens, and ports 0 and 2³²−1",
     ),
     case(
         "vsock",

@@ -47,9 +47,7 @@ pub(super) fn every_port() {
 }
 
 pub(super) fn string_io() {
-    static mut WORDS: [u32; 512] = [0; 512];
-    // SAFETY: nothing else uses it.
-    let words = unsafe { &mut *(&raw mut WORDS) };
+    let words = &mut [0; 512];
     let bytes = memory::view(block::DATA, 0x2000);
     for number in [0x20, 0x60, 0x61, 0x70, 0x80, 0xcf8, 0xcfc, 0xffff] {
         port::write_string(number, bytes);
@@ -224,7 +222,11 @@ fn flood(least: u64) {
     let since = time::now();
     let mut written = 0;
     while written < least || written < FLOOD_BYTES && !time::is_over(since, FLOOD_MS) {
-        let value = if written / PIECE % 2 == 0 { 0 } else { b'x' };
+        let value = if (written / PIECE).is_multiple_of(2) {
+            0
+        } else {
+            b'x'
+        };
         memory::fill(block::DATA, value, PIECE);
         port::write_string(port::SERIAL, memory::view(block::DATA, PIECE));
         written += PIECE;
