@@ -1,5 +1,7 @@
 //! The programs of other projects that the tasks need: found, installed on Debian and Ubuntu, named elsewhere.
 
+pub(crate) mod backports;
+
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -119,6 +121,15 @@ pub(crate) fn ensure(needs: &[Need], progress: &Progress) -> Result<(), PackageE
 
 /// Downloads `packages` and unpacks them into `folder`, installing nothing.
 pub(crate) fn unpack(packages: &[String], folder: &Path) -> Result<(), PackageError> {
+    unpack_with(Command::new("apt-get"), packages, folder)
+}
+
+/// Does that with `apt_get`, which is given what to download.
+fn unpack_with(
+    mut apt_get: Command,
+    packages: &[String],
+    folder: &Path,
+) -> Result<(), PackageError> {
     let listed = packages.join(" ");
     if !has_apt() {
         return Err(PackageError::NoApt { packages: listed });
@@ -130,7 +141,7 @@ pub(crate) fn unpack(packages: &[String], folder: &Path) -> Result<(), PackageEr
     };
     tool::run(Command::new("mkdir").arg("-p").arg(&downloads)).map_err(failed)?;
     tool::run(
-        Command::new("apt-get")
+        apt_get
             .arg("download")
             .args(packages)
             .current_dir(&downloads),

@@ -4,6 +4,7 @@
 //! a `/dev/kvm` that is `kvm-amd` on an emulated processor with SVM.
 
 pub(crate) mod agent;
+mod emulator;
 mod guest;
 mod qemu;
 mod resident;
@@ -23,6 +24,7 @@ use crate::cache::{Cache, CacheError};
 use crate::packages::{self, Need, PackageError};
 use crate::progress::Progress;
 use crate::workspace::Workspace;
+use emulator::Emulator;
 use guest::GuestError;
 use qemu::{Plan, Qemu, QemuError};
 use wire::{DATA_BYTES_MAX, Frame, Start, WireError};
@@ -37,7 +39,7 @@ const EXIT_BROKEN_PIPE: u8 = 141;
 const BOOT_MAX: Duration = Duration::from_secs(180);
 /// What the emulated host is run by.
 const NEEDS: [Need; 2] = [
-    Need::new("qemu-system-x86_64", "qemu-system-x86"),
+    Need::new(emulator::PROGRAM, "qemu-system-x86"),
     Need::new("setpriv", "util-linux"),
 ];
 
@@ -237,10 +239,13 @@ impl HostCommand {
         progress: &Progress,
     ) -> Result<u8, HostError> {
         packages::ensure(&NEEDS, progress)?;
-        let guest = guest::prepare(&Cache::open()?, progress)?;
+        let cache = Cache::open()?;
+        let guest = guest::prepare(&cache, progress)?;
+        let emulator = Emulator::find(&cache, progress);
         let shares = workspace.shares();
         let agent = std::env::current_exe().map_err(failed("find this program"))?;
         let plan = Plan {
+            emulator: &emulator,
             guest: &guest,
             shares: &shares,
             agent: &agent,

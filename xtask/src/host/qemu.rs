@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 
 use super::agent::PORT_NAME;
+use super::emulator::Emulator;
 use super::guest::Guest;
 use super::wire::share_tag;
 use crate::tool;
@@ -26,6 +27,8 @@ const CONSOLE_BYTES_MAX: usize = 64 * 1024;
 /// How a machine is to be started.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
+    /// The QEMU to start it with.
+    pub(super) emulator: &'a Emulator,
     /// Kernel and initramfs.
     pub(super) guest: &'a Guest,
     /// Folders to share for writing.
@@ -71,8 +74,11 @@ impl Qemu {
         let (here, there) = UnixStream::pair().map_err(QemuError::Start)?;
         // setpriv makes the kernel end QEMU together with this process, whatever ends it.
         let mut process = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"])
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(plan.emulator.program())
+            .args(plan.emulator.arguments())
             .args(arguments)
+            .envs(plan.emulator.environment())
             .stdin(OwnedFd::from(there))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
