@@ -445,7 +445,7 @@ pub(crate) const CASES: &[Case] = &[
         "console",
         Refused,
         "serial_flood",
-        "up to 2 MiB of NULs and letters without a newline",
+        "up to 64 MiB of NULs and letters without a newline",
     ),
     case(
         "console",

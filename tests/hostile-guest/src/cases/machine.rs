@@ -211,7 +211,7 @@ pub(super) fn every_cpuid_leaf() {
 }
 
 /// Bytes of a flood, all without a newline: as many as there is time for, where each is an exit of its own.
-const FLOOD_BYTES: u64 = 2 << 20;
+const FLOOD_BYTES: u64 = 64 << 20;
 const FLOOD_MS: u64 = 2000;
 
 /// The least of them where the suite does not read: more than a socket holds.
