@@ -1,14 +1,42 @@
 //! Starts a machine's process and closes its cell.
 //!
-//! The supervisor calls [`start`]; the new process calls [`enter`] before it does anything else. This crate
-//! knows no virtio and no KVM objects. What the cell is made of so far: a process with no environment, no
-//! working folder of anybody's, a group of its own, three descriptors, no way to gain privileges, no core
-//! dump, no debugger of the same user, and an end that comes with its supervisor's.
+//! The supervisor calls [`start`]; the new process calls [`enter`] before it does anything else, and each of its threads
+//! [`Inside::close`] before the guest's first instruction. This crate knows no virtio and no KVM objects.
+//!
+//! ```text
+//!  supervisor                             the machine's process
+//!  start: cgroup, clone3 with namespaces ──► waits
+//!         maps its ids, lets it begin    ──► new session, four descriptors, executes the program
+//!  entered: learns what is on            ◄── enter: empty root, limits, no privileges, Landlock
+//!                                            … builds the machine …
+//!                                            close, on each thread: the filter of system calls
+//! ```
+//!
+//! Every part, what it stops, and what it needs of the host: `docs/cell.md`.
 
+mod calls;
+mod cell;
+mod cgroup;
 mod enter;
+mod ids;
 mod landlock;
+mod last_words;
+mod privileges;
 mod process;
+mod report;
+mod rlimits;
+mod root;
+mod seccomp;
+mod spawn;
+mod start;
 
-pub use enter::{EnterError, enter};
+pub use calls::call_name;
+pub use cell::{Bounds, Cell, CgroupBounds, Ids, Missing, Namespace, Namespaces, Part, Parts};
+pub use cgroup::MEMORY_OVERHEAD_MIB;
+pub use enter::{EnterError, Inside, enter};
+pub use ids::FIRST_MACHINE_ID;
 pub use landlock::landlock_abi;
-pub use process::{MachineProcess, PROCESS_NAME, ProcessEnd, StartError, start};
+pub use last_words::exit;
+pub use process::{MachineProcess, ProcessEnd};
+pub use seccomp::{FilterError, Thread};
+pub use start::{Options, PROCESS_NAME, StartError, start};

@@ -1,45 +1,30 @@
 //! A machine's process, seen from its supervisor.
 
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
-/// The name that a machine's process is started under, its `argv[0]`. 15 bytes: as many as Linux shows of a
-/// process's name (`TASK_COMM_LEN`, less its end).
-pub const PROCESS_NAME: &str = "sandvmm-machine";
+use crate::calls::call_name;
+use crate::cell::Cell;
+use crate::cgroup::Cgroup;
+use crate::last_words;
+use crate::start::{Entry, StartError};
 
 /// Most bytes kept of what a machine's process wrote to its standard error: the last ones. A panic's message
 /// and place fit.
 const MAX_STDERR_TAIL_BYTES: usize = 4 << 10;
 
-/// Most bytes read of the standard error at one time, so that a process that floods it delays nobody.
+/// Bytes read of the standard error at one time, so that a process that floods it delays nobody.
 const STDERR_CHUNK_BYTES: usize = 4 << 10;
 
 /// How long a killed process may take until it is gone. Tearing down a large machine's memory takes tens of
 /// milliseconds; a process that is stuck in its kernel is left to the system after this.
 const REAP_LIMIT: Duration = Duration::from_secs(10);
-
-/// Why a machine's process could not be started.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The program could not be executed.
-    #[error("The program could not be executed")]
-    Spawn(#[source] io::Error),
-    /// The process's pipe or descriptor could not be made.
-    #[error("The process's descriptors could not be made")]
-    Descriptors(#[source] io::Error),
-}
 
 /// How a machine's process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,65 +38,57 @@ pub enum ProcessEnd {
     Unknown,
 }
 
-/// A machine's process. Dropping it kills and reaps it.
+/// A machine's process. Dropping it kills and reaps it, and removes its control group.
 #[derive(Debug)]
 pub struct MachineProcess {
-    child: Child,
-    pidfd: OwnedFd,
-    stderr: Option<OwnedFd>,
-    stderr_tail: VecDeque<u8>,
-    end: Option<ProcessEnd>,
-}
-
-/// Starts `program`, an absolute path, as a machine's process whose standard input is `socket`.
-///
-/// Its environment is empty, its working folder `/`, its standard output null; its standard error is a pipe
-/// whose last bytes are kept. It gets a process group of its own: what a terminal sends to the supervisor's
-/// group (Ctrl-C) does not reach it, the supervisor decides. The *thread* that calls this must live as long as
-/// the process shall: see [`crate::enter`].
-///
-/// # Errors
-/// See [`StartError`].
-pub fn start(program: &Path, socket: OwnedFd) -> Result<MachineProcess, StartError> {
-    let (stderr, childs_stderr) =
-        pipe_with(PipeFlags::CLOEXEC).map_err(|error| StartError::Descriptors(error.into()))?;
-    rustix::fs::fcntl_setfl(&stderr, OFlags::NONBLOCK)
-        .map_err(|error| StartError::Descriptors(error.into()))?;
-    let mut child = Command::new(program)
-        .arg0(PROCESS_NAME)
-        .env_clear()
-        .current_dir("/")
-        .process_group(0)
-        .stdin(Stdio::from(socket))
-        .stdout(Stdio::null())
-        .stderr(Stdio::from(childs_stderr))
-        .spawn()
-        .map_err(StartError::Spawn)?;
-    match pidfd_open(pid(&child), PidfdFlags::empty()) {
-        Ok(pidfd) => Ok(MachineProcess {
-            child,
-            pidfd,
-            stderr: Some(stderr),
-            stderr_tail: VecDeque::new(),
-            end: None,
-        }),
-        Err(error) => {
-            let _ = child.kill();
-            let _ = child.wait();
-            Err(StartError::Descriptors(error.into()))
-        }
-    }
-}
-
-fn pid(child: &Child) -> Pid {
-    Pid::from_child(child)
+    pub(crate) pid: u32,
+    pub(crate) pidfd: OwnedFd,
+    pub(crate) stderr: Option<OwnedFd>,
+    pub(crate) stderr_tail: VecDeque<u8>,
+    pub(crate) end: Option<ProcessEnd>,
+    /// What the process has to say of its cell, until it has said it.
+    pub(crate) entry: Option<Entry>,
+    /// Removed after the process is reaped.
+    pub(crate) cgroup: Option<Cgroup>,
 }
 
 impl MachineProcess {
     /// The process's id, for messages.
     #[must_use]
     pub fn id(&self) -> u32 {
-        self.child.id()
+        self.pid
+    }
+
+    /// Waits at most `limit` until the process is in its cell, and says which parts of it are on. `None` where the process
+    /// ended before, or has told already: how it ended is its own to tell.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn entered(&mut self, limit: Duration) -> Result<Option<Cell>, StartError> {
+        match self.entry.take() {
+            Some(entry) => entry.finish(limit, self.cgroup.as_ref().map(Cgroup::bounds)),
+            None => Ok(None),
+        }
+    }
+
+    /// The folder of its control group, while it has one.
+    #[must_use]
+    pub fn cgroup(&self) -> Option<&Path> {
+        self.cgroup.as_ref().map(Cgroup::path)
+    }
+
+    /// The forbidden system call that ended it, by name where the call is known, from its end and its last words; `None` where none
+    /// did. The process may have been taken over: it says so itself.
+    #[must_use]
+    pub fn forbidden_call(&self) -> Option<String> {
+        match self.end? {
+            ProcessEnd::Exited(status) => {
+                let number = last_words::forbidden_call(status, &self.stderr_tail())?;
+                Some(call_name(number).map_or_else(|| format!("{number}"), str::to_owned))
+            }
+            ProcessEnd::Signaled(libc::SIGSYS) => Some("of unknown name".to_owned()),
+            _ => None,
+        }
     }
 
     /// A descriptor that becomes readable when the process has ended.
@@ -169,14 +146,19 @@ impl MachineProcess {
     /// Waits at most `limit` for the process to end by itself, and reaps it; `None` when it still runs.
     pub fn wait_timeout(&mut self, limit: Duration) -> Option<ProcessEnd> {
         if self.end.is_none() && self.has_ended(limit) {
-            self.end = Some(match self.child.try_wait() {
-                Ok(Some(status)) => match (status.code(), status.signal()) {
+            let reaped = waitid(
+                WaitId::PidFd(self.pidfd.as_fd()),
+                WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
+            );
+            self.end = Some(match reaped {
+                Ok(Some(status)) => match (status.exit_status(), status.terminating_signal()) {
                     (Some(code), _) => ProcessEnd::Exited(code),
                     (None, Some(signal)) => ProcessEnd::Signaled(signal),
                     (None, None) => ProcessEnd::Unknown,
                 },
                 Ok(None) | Err(_) => ProcessEnd::Unknown,
             });
+            self.cgroup = None;
         }
         self.end
     }
@@ -189,9 +171,9 @@ impl MachineProcess {
 
     /// Whether the process ends within `limit`.
     fn has_ended(&self, limit: Duration) -> bool {
-        let deadline = std::time::Instant::now() + limit;
+        let deadline = Instant::now() + limit;
         loop {
-            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             let mut descriptors = [PollFd::new(&self.pidfd, PollFlags::IN)];
             match poll(&mut descriptors, Timespec::try_from(left).ok().as_ref()) {
                 Ok(count) => return count > 0,
@@ -210,9 +192,17 @@ impl Drop for MachineProcess {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, io};
 
     use super::*;
+    use crate::cell::Bounds;
+    use crate::start::{Options, start};
+
+    const BOUNDS: Bounds = Bounds {
+        memory_mib: 32,
+        vcpus: 1,
+        max_file_bytes: 0,
+    };
 
     /// Starts a shell under the machine's name; what it does comes on its standard input, the socket.
     fn shell(script: &str) -> (MachineProcess, OwnedFd) {
@@ -224,7 +214,10 @@ mod tests {
         )
         .unwrap();
         rustix::io::write(&ours, script.as_bytes()).unwrap();
-        (start(Path::new("/bin/sh"), theirs).unwrap(), ours)
+        (
+            start(Path::new("/bin/sh"), theirs, Options::new(BOUNDS)).unwrap(),
+            ours,
+        )
     }
 
     fn drain(process: &mut MachineProcess) -> String {
@@ -290,10 +283,15 @@ mod tests {
     fn a_missing_program_is_an_error() {
         let (_ours, theirs) = rustix::pipe::pipe().unwrap();
 
-        let error = start(Path::new("/nonexistent/sandvmm"), theirs).unwrap_err();
+        let error = start(
+            Path::new("/nonexistent/sandvmm"),
+            theirs,
+            Options::new(BOUNDS),
+        )
+        .unwrap_err();
 
         assert!(
-            matches!(error, StartError::Spawn(source) if source.kind() == io::ErrorKind::NotFound)
+            matches!(error, StartError::Program(source) if source.kind() == io::ErrorKind::NotFound)
         );
     }
 }

@@ -11,6 +11,7 @@ use vmm::control::{DiskConfig, MachineConfig};
 use vmm::memory::{MAX_MEMORY_MIB, MIN_MEMORY_MIB};
 use vmm::mptable::MAX_VCPUS;
 
+use crate::cell::Part;
 use crate::clock::{instant_ns, nanos, now_ns};
 use crate::error::StartError;
 use crate::file::{self, Role};
@@ -29,6 +30,9 @@ const MAX_HOSTNAME_BYTES: usize = 64;
 const QUIET_WORDS: &str = "quiet";
 const VERBOSE_WORDS: &str = "loglevel=8";
 
+/// Largest file that the console may write to, where it is a file: what comes after that is dropped.
+const MAX_CONSOLE_BYTES: u64 = 1 << 30;
+
 /// The root image's name, as the guest reads it from the disk.
 const ROOT_SERIAL: &str = "root";
 
@@ -45,6 +49,8 @@ pub struct SandboxBuilder {
     program: Option<PathBuf>,
     console: Option<File>,
     called_at: Option<Instant>,
+    leave_out: jailer::Parts,
+    require_cgroup: bool,
 }
 
 impl SandboxBuilder {
@@ -60,6 +66,8 @@ impl SandboxBuilder {
             program: None,
             console: None,
             called_at: None,
+            leave_out: jailer::Parts::default(),
+            require_cgroup: false,
         }
     }
 
@@ -138,6 +146,23 @@ impl SandboxBuilder {
         self
     }
 
+    /// Leaves a part out of the cell around the machine's process. The virtual machine still holds the guest; who breaks out of
+    /// it meets one wall less: see [`Part::risk`]. For hosts that cannot have the part and say so by failing,
+    /// and for finding faults.
+    #[must_use]
+    pub fn dangerously_leave_out(mut self, part: Part) -> Self {
+        self.leave_out = self.leave_out.with(part);
+        self
+    }
+
+    /// Refuses to start a machine that has no control group to bound its processor time and memory. Default: it starts,
+    /// and [`Sandbox::cell`] says that there is none.
+    #[must_use]
+    pub fn require_cgroup(mut self, is_required: bool) -> Self {
+        self.require_cgroup = is_required;
+        self
+    }
+
     /// Starts the machine and waits until its guest is ready for commands.
     ///
     /// # Errors
@@ -200,8 +225,19 @@ impl SandboxBuilder {
                 serial: ROOT_SERIAL.to_owned(),
             }],
         };
+        let cell = jailer::Options {
+            leave_out: self.leave_out,
+            require_cgroup: self.require_cgroup,
+            ..jailer::Options::new(jailer::Bounds {
+                memory_mib: self.memory_mib,
+                vcpus: self.cpus,
+                // The root image is read-only.
+                max_file_bytes: if has_console { MAX_CONSOLE_BYTES } else { 0 },
+            })
+        };
         Ok(Plan {
             program,
+            cell,
             config,
             descriptors,
             hostname: self.hostname,

@@ -53,6 +53,8 @@ pub enum CrashKind {
     AgentMisbehaved,
     /// The machine's process was killed by a signal from outside.
     ProcessKilled,
+    /// The machine's process made a system call that it may not make, and was ended.
+    ForbiddenCall,
     /// The machine's process failed: the fault of the host or of this library.
     HostFailed,
 }
@@ -131,6 +133,17 @@ impl Crash {
             sentence = format!("{sentence}: {said}");
         }
         Self::new(kind, sentence)
+    }
+
+    /// The crash of a machine whose process was ended for a system call of this name.
+    pub(crate) fn from_forbidden_call(name: &str) -> Self {
+        Self::new(
+            CrashKind::ForbiddenCall,
+            format!(
+                "The machine's process made a system call that it may not make ({name}) and was ended: it may \
+                 have been taken over"
+            ),
+        )
     }
 
     /// What kind of end it was.

@@ -38,6 +38,12 @@ pub enum StartError {
         /// The system's own error, if one was the reason.
         source: Option<io::Error>,
     },
+    /// A control group was required, and there can be none.
+    #[error("There is no control group for the machine: {why}")]
+    NoCgroup {
+        /// Why not.
+        why: String,
+    },
     /// The program to start machines with was not found, or could not be started.
     #[error("The machine's process could not be started from {}", program.display())]
     Process {

@@ -1,15 +1,16 @@
 //! The one call that lets a program serve as a machine's process.
 
 use std::env;
-use std::fs::File;
+use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::process;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vmm::Served;
+use jailer::{Inside, Thread};
 use vmm::control::ControlSocket;
+use vmm::{Hooks, Served, ThreadKind};
 
 /// Exit status of a machine's process that could not begin; why is on its standard error.
 const CANNOT_BEGIN: i32 = 70;
@@ -36,37 +37,61 @@ pub(crate) fn was_called() -> bool {
     CALLED.load(Ordering::Relaxed)
 }
 
-#[expect(
-    clippy::exit,
-    reason = "this process is a machine's and has nothing else to do"
-)]
-#[expect(clippy::print_stderr, reason = "the supervisor reads it")]
 fn serve() -> ! {
-    if let Err(error) = jailer::enter() {
-        eprintln!(
-            "{error}: {}",
-            std::error::Error::source(&error).map_or_else(String::new, ToString::to_string)
-        );
-        process::exit(CANNOT_BEGIN);
-    }
+    let inside = match jailer::enter() {
+        Ok(inside) => inside,
+        Err(error) => {
+            let source = error
+                .source()
+                .map_or_else(String::new, |source| source.to_string());
+            cannot_begin(&format!("{error}: {source}"))
+        }
+    };
     match control_socket() {
         Ok(socket) => {
-            let served = vmm::serve(socket);
-            process::exit(match served {
-                Served::Closed | Served::Ended => 0,
-                Served::NoStart => CANNOT_BEGIN,
-            })
+            let hooks: Arc<dyn Hooks> = Arc::new(Cell(inside));
+            exit(vmm::serve_with(socket, &hooks))
         }
-        Err(error) => {
-            eprintln!("The control socket could not be taken: {error}");
-            process::exit(CANNOT_BEGIN)
-        }
+        Err(error) => cannot_begin(&format!("The control socket could not be taken: {error}")),
     }
+}
+
+/// Closes the cell of the machine's threads, and ends its process.
+#[derive(Debug)]
+struct Cell(Inside);
+
+impl Hooks for Cell {
+    fn before_serving(&self, kind: ThreadKind) -> io::Result<()> {
+        let thread = match kind {
+            ThreadKind::Main => Thread::Main,
+            ThreadKind::Vcpu => Thread::Vcpu,
+        };
+        self.0.close(thread).map_err(io::Error::other)
+    }
+
+    /// The kernel takes a process down faster than the process itself does, and needs no system call of it for that.
+    fn over(&self, served: Served) {
+        exit(served)
+    }
+}
+
+fn exit(served: Served) -> ! {
+    jailer::exit(match served {
+        Served::Closed | Served::Ended => 0,
+        Served::NoStart => CANNOT_BEGIN,
+    })
+}
+
+#[expect(clippy::print_stderr, reason = "the supervisor reads it")]
+fn cannot_begin(why: &str) -> ! {
+    eprintln!("{why}");
+    jailer::exit(CANNOT_BEGIN)
 }
 
 /// Takes the control socket from standard input and leaves nothing there.
 fn control_socket() -> io::Result<ControlSocket> {
     let socket: OwnedFd = io::stdin().as_fd().try_clone_to_owned()?;
-    rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+    // Nothing is there either, and no file could be opened any more.
+    rustix::stdio::dup2_stdin(rustix::stdio::stdout())?;
     Ok(ControlSocket::from(socket))
 }

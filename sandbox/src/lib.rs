@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod builder;
+pub mod cell;
 mod child;
 mod clock;
 mod command;

@@ -66,6 +66,12 @@ impl Sandbox {
         self.shared.clocks()
     }
 
+    /// What is on of the cell around the machine's process.
+    #[must_use]
+    pub fn cell(&self) -> Option<crate::cell::Cell> {
+        self.shared.lock().cell.clone()
+    }
+
     /// Ends the sandbox at once, from any thread: kills the machine's process and reaps it. What came from
     /// the guest before can still be read from the streams. Calling it again returns the same.
     pub fn end(&self) -> Ended {

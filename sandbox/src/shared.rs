@@ -11,6 +11,7 @@ use protocol::message::{SpawnFailure, ToAgent};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::clock::{Clocks, CommandClocks, FirstOutput};
+use crate::crash::CrashKind;
 use crate::error::StartError;
 use crate::outcome::{Completion, Ended, Outcome, Usage};
 use crate::state::{ClocksNs, CommandEntry, CommandState, Over, Phase, Refused, Request, State};
@@ -48,6 +49,7 @@ impl Shared {
                 phase: Phase::Booting,
                 start_error: None,
                 clocks: ClocksNs::default(),
+                cell: None,
                 commands: HashMap::new(),
                 last_command_id: 0,
                 requests: VecDeque::new(),
@@ -318,6 +320,9 @@ impl Shared {
         let outcome = match state.over()? {
             Over::Ended => Outcome::SandboxEnded,
             Over::TimedOut => Outcome::TimedOut,
+            Over::Crashed(crash) if crash.kind() == CrashKind::ForbiddenCall => {
+                Outcome::Policy(crash.to_string())
+            }
             Over::Crashed(crash) => Outcome::MachineCrashed(crash.clone()),
         };
         Some(Completion {

@@ -96,6 +96,8 @@ pub(crate) struct State {
     /// Why the start failed, until [`Shared::wait_ready`] takes it.
     pub(crate) start_error: Option<StartError>,
     pub(crate) clocks: ClocksNs,
+    /// What is on of the cell around the machine's process, once that is known.
+    pub(crate) cell: Option<jailer::Cell>,
     pub(crate) commands: HashMap<u32, CommandEntry>,
     pub(crate) last_command_id: u32,
     pub(crate) requests: VecDeque<Request>,

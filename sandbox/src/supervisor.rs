@@ -9,6 +9,7 @@ mod agent;
 mod machine;
 
 use std::collections::VecDeque;
+use std::error::Error;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,6 +37,9 @@ use agent::misbehaved;
 /// tens where the processor is emulated and shared.
 pub(crate) const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
+/// How long a machine's process may take until it is in its cell: some milliseconds on metal.
+const ENTRY_LIMIT: Duration = Duration::from_secs(60);
+
 /// How long the agent has, after the sandbox's time is over, to kill what runs and to send its last output.
 /// Then the machine is killed: whatever the guest does, it does not live longer.
 pub(crate) const CLOSING_GRACE: Duration = Duration::from_secs(1);
@@ -51,6 +55,7 @@ const MAX_LAST_PIECES: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) program: PathBuf,
+    pub(crate) cell: jailer::Options,
     pub(crate) config: MachineConfig,
     /// In the order of [`ToMachine::Start`].
     pub(crate) descriptors: Vec<OwnedFd>,
@@ -148,6 +153,26 @@ impl Reason {
     }
 }
 
+/// Why there is no process, in the words of a start.
+fn not_started(
+    error: jailer::StartError,
+    failed: impl FnOnce(io::Error) -> StartError,
+) -> StartError {
+    match error {
+        jailer::StartError::Program(source) => failed(source),
+        jailer::StartError::Cgroup { why } => StartError::NoCgroup { why },
+        jailer::StartError::Silent { .. } => {
+            failed(io::Error::new(io::ErrorKind::TimedOut, error.to_string()))
+        }
+        error => {
+            let source = error
+                .source()
+                .map_or_else(String::new, |source| format!(": {source}"));
+            failed(io::Error::other(format!("{error}{source}")))
+        }
+    }
+}
+
 fn system(action: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::System { action, source }
 }
@@ -163,21 +188,35 @@ fn supervisor_failed(what: &str) -> Reason {
 impl Supervisor {
     fn start(shared: &Arc<Shared>, plan: Plan) -> Result<Self, StartError> {
         let (ours, theirs) = ControlSocket::pair().map_err(system("Making a control socket"))?;
-        let process = jailer::start(&plan.program, theirs.into()).map_err(|error| {
-            let (jailer::StartError::Spawn(source) | jailer::StartError::Descriptors(source)) =
-                error
-            else {
-                return system("Starting the machine's process")(io::Error::other(error));
-            };
-            StartError::Process {
-                program: plan.program,
-                source,
-            }
-        })?;
-        Ok(
-            Self::new(shared, ours, process, plan.hostname, plan.deadline)
-                .with_start(plan.config, plan.descriptors),
-        )
+        let failed = |source| StartError::Process {
+            program: plan.program.clone(),
+            source,
+        };
+        let process = jailer::start(&plan.program, theirs.into(), plan.cell)
+            .map_err(|error| not_started(error, failed))?;
+        let mut supervisor = Self::new(shared, ours, process, plan.hostname, plan.deadline)
+            .with_start(plan.config, plan.descriptors);
+        // It finds its orders when it has entered its cell.
+        if supervisor.send_to_machine().is_ok() {
+            supervisor.wait_for_entry(failed)?;
+        }
+        Ok(supervisor)
+    }
+
+    /// Waits until the process is in its cell. That it has ended, or that the time is over, is seen by whoever looks next.
+    fn wait_for_entry(
+        &mut self,
+        failed: impl FnOnce(io::Error) -> StartError,
+    ) -> Result<(), StartError> {
+        let limit = self.deadline.map_or(ENTRY_LIMIT, |(at_ns, _)| {
+            ENTRY_LIMIT.min(Duration::from_nanos(at_ns.saturating_sub(now_ns())))
+        });
+        match self.process.entered(limit) {
+            Ok(cell) => self.shared.lock().cell = cell,
+            Err(jailer::StartError::Silent { .. }) if limit < ENTRY_LIMIT => {}
+            Err(error) => return Err(not_started(error, failed)),
+        }
+        Ok(())
     }
 
     fn new(

@@ -29,6 +29,7 @@ use crate::layout;
 use crate::memory::{self, MemoryError};
 use crate::mptable::MAX_VCPUS;
 use crate::registers::{self, RegistersError};
+use crate::serve::Hooks;
 use crate::vcpu::{Buses, Vcpu, VcpuError};
 
 /// The version of KVM's interface, the only one there has been since 2007.
@@ -163,6 +164,7 @@ pub(crate) fn build(
     config: &MachineConfig,
     descriptors: Vec<OwnedFd>,
     guest_connections: Box<dyn Incoming>,
+    hooks: &Arc<dyn Hooks>,
 ) -> Result<Parts, BuildError> {
     let files = Files::sort(config, descriptors)?;
     if config.vcpu_count == 0 || config.vcpu_count > MAX_VCPUS {
@@ -230,7 +232,13 @@ pub(crate) fn build(
     };
     let mut vcpus = Vec::with_capacity(config.vcpu_count.into());
     for (id, vcpu) in (0..).zip(create_vcpus(&kvm, &vm, config.vcpu_count, &kernel)?) {
-        vcpus.push(Vcpu::spawn(id, vcpu, buses.clone(), Arc::clone(&end))?);
+        vcpus.push(Vcpu::spawn(
+            id,
+            vcpu,
+            buses.clone(),
+            Arc::clone(&end),
+            hooks,
+        )?);
     }
     Ok(Parts {
         machine: Machine {

@@ -115,31 +115,47 @@ impl MutEventSubscriber for Control {
     }
 }
 
-/// Serves everything until the machine is over.
-///
-/// # Errors
-/// See [`LoopError`].
-pub(crate) fn run(
-    socket: &Arc<ControlSocket>,
-    end: &Arc<EndSignal>,
-    vsock: &Arc<Mutex<Vsock>>,
-    devices: Vec<Subscriber>,
-) -> Result<Over, LoopError> {
-    let control = Arc::new(Mutex::new(Control {
-        socket: Arc::clone(socket),
-        end: Arc::clone(end),
-        vsock: Arc::clone(vsock),
-        over: None,
-    }));
-    let mut manager = EventManager::<Subscriber>::new_with_capacity(MAX_EVENTS)?;
-    manager.add_subscriber(Arc::clone(&control) as Subscriber);
-    for device in devices {
-        manager.add_subscriber(device);
+/// Everything that is to be served; it waits for [`Self::run`].
+pub(crate) struct EventLoop {
+    manager: EventManager<Subscriber>,
+    control: Arc<Mutex<Control>>,
+}
+
+impl EventLoop {
+    /// Has everything watched.
+    ///
+    /// # Errors
+    /// See [`LoopError`].
+    pub(crate) fn new(
+        socket: &Arc<ControlSocket>,
+        end: &Arc<EndSignal>,
+        vsock: &Arc<Mutex<Vsock>>,
+        devices: Vec<Subscriber>,
+    ) -> Result<Self, LoopError> {
+        let control = Arc::new(Mutex::new(Control {
+            socket: Arc::clone(socket),
+            end: Arc::clone(end),
+            vsock: Arc::clone(vsock),
+            over: None,
+        }));
+        let mut manager = EventManager::<Subscriber>::new_with_capacity(MAX_EVENTS)?;
+        manager.add_subscriber(Arc::clone(&control) as Subscriber);
+        for device in devices {
+            manager.add_subscriber(device);
+        }
+        Ok(Self { manager, control })
     }
-    loop {
-        manager.run()?;
-        if let Some(over) = lock(&control).over.take() {
-            return Ok(over);
+
+    /// Serves everything until the machine is over.
+    ///
+    /// # Errors
+    /// See [`LoopError`].
+    pub(crate) fn run(&mut self) -> Result<Over, LoopError> {
+        loop {
+            self.manager.run()?;
+            if let Some(over) = lock(&self.control).over.take() {
+                return Ok(over);
+            }
         }
     }
 }

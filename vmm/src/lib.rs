@@ -28,4 +28,4 @@ mod serve;
 pub mod vcpu;
 mod volatile_io;
 
-pub use serve::{Served, serve};
+pub use serve::{Hooks, Served, ThreadKind, serve, serve_with};

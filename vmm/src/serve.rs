@@ -1,7 +1,8 @@
 //! A machine's process from its first message to its last.
 
 use std::error::Error;
-use std::fmt::Write as _;
+use std::fmt::{Debug, Write as _};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::builder::{self, Machine, Parts};
 use crate::control::{ControlSocket, EndReason, FromMachine, MAX_CONSOLE_TAIL_BYTES, ToMachine};
-use crate::event_loop::{self, Offer, Over};
+use crate::event_loop::{EventLoop, Offer, Over};
 
 /// How long the last message waits for a supervisor that does not read.
 const MAX_LAST_WORD_WAIT: Duration = Duration::from_secs(1);
@@ -26,11 +27,51 @@ pub enum Served {
     NoStart,
 }
 
+/// A kind of thread of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ThreadKind {
+    /// The event loop's.
+    Main,
+    /// A virtual processor's.
+    Vcpu,
+}
+
+/// What the process around a machine wants to hear. All of it has a default that does nothing.
+pub trait Hooks: Debug + Send + Sync {
+    /// The calling thread is about to serve the guest, which has not executed an instruction: what it needs no more can be
+    /// taken from it.
+    ///
+    /// # Errors
+    /// The machine ends then, with this failure.
+    fn before_serving(&self, kind: ThreadKind) -> io::Result<()> {
+        let _ = kind;
+        Ok(())
+    }
+
+    /// The machine is over and nothing of it has been taken down: a process that serves one machine alone may exit here.
+    fn over(&self, served: Served) {
+        let _ = served;
+    }
+}
+
+/// For a machine whose process wants to hear nothing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NoHooks;
+
+impl Hooks for NoHooks {}
+
 /// Serves one machine: builds what the first message asks for, runs it, and returns when it is over.
 ///
 /// It returns at once when the supervisor closes the socket. All threads of the machine have ended then.
 #[must_use]
 pub fn serve(socket: ControlSocket) -> Served {
+    let none: Arc<dyn Hooks> = Arc::new(NoHooks);
+    serve_with(socket, &none)
+}
+
+/// As [`serve`], in a process that wants to know how far the machine is.
+#[must_use]
+pub fn serve_with(socket: ControlSocket, hooks: &Arc<dyn Hooks>) -> Served {
     let process_started_ns = monotonic_ns();
     let (config, descriptors) = match socket.receive() {
         Ok((ToMachine::Start(config), descriptors)) => (config, descriptors),
@@ -42,7 +83,7 @@ pub fn serve(socket: ControlSocket) -> Served {
         machine,
         subscribers,
         vsock,
-    } = match builder::build(&config, descriptors, guest_connections) {
+    } = match builder::build(&config, descriptors, guest_connections, hooks) {
         Ok(parts) => parts,
         Err(error) => {
             let reason = EndReason::StartFailed(sentence(&error));
@@ -50,14 +91,27 @@ pub fn serve(socket: ControlSocket) -> Served {
             return Served::Ended;
         }
     };
-    start(&socket, &machine, process_started_ns);
-    let reason = match event_loop::run(&socket, &machine.end, &vsock, subscribers) {
-        Ok(Over::Supervisor) => return Served::Closed,
-        Ok(Over::Machine(reason)) => reason,
-        Err(error) => EndReason::HostFailed(sentence(&error)),
+    let over = EventLoop::new(&socket, &machine.end, &vsock, subscribers)
+        .map_err(|error| EndReason::HostFailed(sentence(&error)))
+        .and_then(|mut event_loop| {
+            hooks
+                .before_serving(ThreadKind::Main)
+                .map_err(|error| EndReason::StartFailed(sentence(&error)))?;
+            start(&socket, &machine, process_started_ns);
+            event_loop
+                .run()
+                .map_err(|error| EndReason::HostFailed(sentence(&error)))
+        });
+    let reason = match over {
+        Ok(Over::Supervisor) => {
+            hooks.over(Served::Closed);
+            return Served::Closed;
+        }
+        Ok(Over::Machine(reason)) | Err(reason) => reason,
     };
     // Before the machine goes: giving back its memory takes a while, and the supervisor need not wait for it.
     say_last(&socket, reason, tail(machine.serial.tail()));
+    hooks.over(Served::Ended);
     Served::Ended
 }
 

@@ -26,6 +26,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::control::EndReason;
 use crate::end::EndSignal;
+use crate::serve::{Hooks, ThreadKind};
 
 /// How often the first entry into the guest may fail for want of memory, and how long to wait in between: under load the host may
 /// need a moment to find pages.
@@ -119,6 +120,7 @@ impl Vcpu {
         mut fd: VcpuFd,
         buses: Buses,
         end: Arc<EndSignal>,
+        hooks: &Arc<dyn Hooks>,
     ) -> Result<Self, VcpuError> {
         install_signal_handler().map_err(VcpuError::SignalHandler)?;
         let immediate_exit = &raw const fd.get_kvm_run().immediate_exit;
@@ -136,6 +138,7 @@ impl Vcpu {
             id,
             buses,
             end,
+            hooks: Arc::clone(hooks),
         };
         let thread = thread::Builder::new()
             .name(format!("vcpu{id}"))
@@ -174,6 +177,10 @@ impl Vcpu {
     fn want(&self, wanted: Wanted) {
         lock(&self.shared.status).wanted = wanted;
         self.shared.changed.notify_all();
+        if wanted == Wanted::Run {
+            // A thread that is to be kicked for this is in the guest already.
+            return;
+        }
         if let Some(ImmediateExit(flag)) = &*lock(&self.shared.kick) {
             // SAFETY: the page is mapped while the option is `Some` (see `Retire`). KVM and the vCPU's thread
             // access the byte concurrently; the store is atomic, and the thread's is too.
@@ -216,6 +223,7 @@ struct Runner {
     id: u8,
     buses: Buses,
     end: Arc<EndSignal>,
+    hooks: Arc<dyn Hooks>,
 }
 
 /// What an exit means for the thread.
@@ -230,6 +238,14 @@ impl Runner {
     fn run(mut self) {
         // A panic here must end the machine, not leave it with a processor less.
         let alarm = PanicAlarm(Arc::clone(&self.end));
+        if let Err(error) = self.hooks.before_serving(ThreadKind::Vcpu) {
+            std::mem::forget(alarm);
+            self.end.raise(EndReason::HostFailed(format!(
+                "vCPU {}'s thread could not be closed in: {error}",
+                self.id
+            )));
+            return;
+        }
         let mut entry_retries = 0;
         while self.wait_until_wanted() {
             loop {

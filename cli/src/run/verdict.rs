@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sandvmm::{Crash, ExitStatus, FileError, Outcome, SpawnError, StartError};
+use sandvmm::{Crash, CrashKind, ExitStatus, FileError, Outcome, SpawnError, StartError};
 use serde::Serialize;
 use signal_hook::low_level::signal_name;
 
@@ -162,9 +162,13 @@ impl Verdict {
 
     /// The machine ended by itself.
     pub(crate) fn crashed(crash: &Crash) -> Self {
+        let reason = match crash.kind() {
+            CrashKind::ForbiddenCall => Reason::Policy,
+            _ => Reason::VmCrash,
+        };
         Self {
             message: Some(crash.to_string()),
-            ..Self::ended(FAILED, Reason::VmCrash)
+            ..Self::ended(FAILED, reason)
         }
     }
 

@@ -110,7 +110,10 @@ impl Supervisor {
                 break;
             }
         }
-        Reason::Crashed(Crash::from_process(end, &self.process.stderr_tail()))
+        Reason::Crashed(match self.process.forbidden_call() {
+            Some(name) => Crash::from_forbidden_call(&name),
+            None => Crash::from_process(end, &self.process.stderr_tail()),
+        })
     }
 }
 

@@ -24,6 +24,12 @@ use crate::{Child, Stdio};
 /// A limit for what must happen soon, on the slowest machine.
 const SOON: Duration = Duration::from_secs(20);
 
+const BOUNDS: jailer::Bounds = jailer::Bounds {
+    memory_mib: 32,
+    vcpus: 1,
+    max_file_bytes: 0,
+};
+
 /// The other side: what the machine's process and the agent in its guest would hold.
 struct Peer {
     machine: ControlSocket,
@@ -41,7 +47,12 @@ fn sandbox(timeout: Option<Duration>) -> (Sandbox, Peer) {
     let deadline = timeout.map(|timeout| (now_ns + nanos(timeout), timeout));
     let supervised = Arc::clone(&shared);
     let thread = std::thread::spawn(move || {
-        let process = jailer::start(Path::new("/bin/sh"), stdin.into()).unwrap();
+        // A shell enters no cell.
+        let options = jailer::Options {
+            leave_out: jailer::Part::ALL.into_iter().collect(),
+            ..jailer::Options::new(BOUNDS)
+        };
+        let process = jailer::start(Path::new("/bin/sh"), stdin.into(), options).unwrap();
         let hostname = "scripted".to_owned();
         let supervisor = Supervisor::new(&supervised, socket, process, hostname, deadline);
         finish(&supervised, supervisor.supervise());

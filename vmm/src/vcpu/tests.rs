@@ -6,6 +6,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::*;
 use crate::memory;
+use crate::serve::NoHooks;
 
 /// Where the guest counts.
 const COUNTER: u64 = 0x8000;
@@ -49,7 +50,8 @@ fn counting_vcpu(test: &str) -> Option<(Vcpu, GuestMemoryMmap, Arc<EndSignal>)> 
         mmio: Arc::new(Bus::new()),
     };
     let end = Arc::new(EndSignal::new().unwrap());
-    let vcpu = Vcpu::spawn(0, vcpu, buses, Arc::clone(&end)).unwrap();
+    let hooks: Arc<dyn Hooks> = Arc::new(NoHooks);
+    let vcpu = Vcpu::spawn(0, vcpu, buses, Arc::clone(&end), &hooks).unwrap();
     Some((vcpu, memory, end))
 }
 

@@ -1,0 +1,295 @@
+//! A control group for each machine (cgroup v2, `Documentation/admin-guide/cgroup-v2.rst` of Linux).
+//!
+//! It lies below the supervisor's own group where that may have children that are limited; else beside it, where the parent is
+//! the supervisor's to use; for root, at last, at the top. It is made before its process, and removed after it. A supervisor
+//! that was killed removes nothing: the next start on the host that comes by, of any supervisor, does.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::cell::{Bounds, CgroupBounds};
+use crate::ids;
+use crate::rlimits;
+
+/// Memory that a machine may use beside its guest's, in MiB: program, heap, stacks, what streams hold (32 MiB at most), the
+/// kernel's structures for the virtual machine, and page cache of its disks, which goes when the rest is needed.
+pub const MEMORY_OVERHEAD_MIB: u64 = 96;
+
+/// Page tables, of the process and of the virtual machine, as a part of the guest's memory: 8 bytes in each for 4 KiB
+/// are a 256th, and as much again for what KVM keeps of each page.
+const PAGE_TABLES_DIVISOR: u64 = 128;
+
+/// The period of `cpu.max` in microseconds, the kernel's default.
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// The controllers that are wanted, in the order of the files below.
+const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+
+/// What every machine's group is called first.
+const PREFIX: &str = "sandvmm-";
+
+/// How often, and how long apart, the removal of a group is tried whose process is gone: the kernel's own threads for the
+/// virtual machine leave it a moment later.
+const REMOVE_TRIES: u32 = 200;
+const REMOVE_WAIT: Duration = Duration::from_millis(5);
+
+/// A machine's group; dropping it removes it.
+#[derive(Debug)]
+pub(crate) struct Cgroup {
+    path: PathBuf,
+    folder: File,
+    bounds: CgroupBounds,
+}
+
+impl Cgroup {
+    /// Makes the group with its bounds.
+    ///
+    /// # Errors
+    /// A sentence, without its end, that says why there is none.
+    pub(crate) fn create(bounds: Bounds) -> Result<Self, String> {
+        let mounts = fs::read_to_string("/proc/self/mounts")
+            .map_err(|error| format!("/proc/self/mounts can't be read ({error})"))?;
+        let root = mount_point(&mounts).ok_or("cgroup v2 is not mounted")?;
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let own = own_group(root, &own).ok_or("this process is in no group of cgroup v2")?;
+        let mut why = String::from("no group can be made");
+        for parent in parents(root, &own) {
+            match Self::below(&parent, bounds) {
+                Ok(group) => return Ok(group),
+                // The nearest group's reason is the one to tell.
+                Err(error) if why.starts_with("no group") => {
+                    why = format!("{} can't have a limited group: {error}", parent.display());
+                }
+                Err(_) => {}
+            }
+        }
+        Err(why)
+    }
+
+    fn below(parent: &Path, bounds: Bounds) -> io::Result<Self> {
+        delegate(parent)?;
+        sweep(parent);
+        let path = parent.join(new_name()?);
+        fs::create_dir(&path)?;
+        // From here on, whatever fails removes it.
+        let folder = match File::open(&path) {
+            Ok(folder) => folder,
+            Err(error) => {
+                let _ = fs::remove_dir(&path);
+                return Err(error);
+            }
+        };
+        let mut group = Self {
+            path,
+            folder,
+            bounds: CgroupBounds::default(),
+        };
+        group.bound(bounds)?;
+        Ok(group)
+    }
+
+    fn bound(&mut self, bounds: Bounds) -> io::Result<()> {
+        // The main loop's work is for the guest, and no more than that of one processor.
+        let quota_us = (u64::from(bounds.vcpus) + 1) * CPU_PERIOD_US;
+        self.write("cpu.max", &format!("{quota_us} {CPU_PERIOD_US}"))?;
+        self.write("memory.max", &memory_max(bounds).to_string())?;
+        self.write("pids.max", &rlimits::max_tasks(bounds).to_string())?;
+        // A machine is whole or gone. Kernels before 4.19 do not have it.
+        let _ = self.write("memory.oom.group", "1");
+        Ok(())
+    }
+
+    fn write(&mut self, file: &'static str, value: &str) -> io::Result<()> {
+        fs::write(self.path.join(file), value)?;
+        self.bounds.files.push(file);
+        Ok(())
+    }
+
+    /// The open folder, to be born into.
+    pub(crate) fn folder(&self) -> BorrowedFd<'_> {
+        self.folder.as_fd()
+    }
+
+    /// Moves a process in.
+    pub(crate) fn take(&self, pid: libc::pid_t) -> io::Result<()> {
+        fs::write(self.path.join("cgroup.procs"), pid.to_string())
+    }
+
+    pub(crate) fn bounds(&self) -> &CgroupBounds {
+        &self.bounds
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        for _ in 0..REMOVE_TRIES {
+            match fs::remove_dir(&self.path) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    thread::sleep(REMOVE_WAIT);
+                }
+                // Gone, or nothing that waiting would change: the next start sees to it.
+                _ => return,
+            }
+        }
+    }
+}
+
+/// `memory.max` in bytes.
+fn memory_max(bounds: Bounds) -> u64 {
+    let guest = u64::from(bounds.memory_mib) << 20;
+    guest + guest / PAGE_TABLES_DIVISOR + (MEMORY_OVERHEAD_MIB << 20)
+}
+
+/// Where cgroup v2 is mounted, from the text of `/proc/self/mounts`.
+fn mount_point(mounts: &str) -> Option<&Path> {
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (folder, kind) = (fields.next()?, fields.next()?);
+        (kind == "cgroup2").then_some(Path::new(folder))
+    })
+}
+
+/// This process's group, from the text of `/proc/self/cgroup`.
+fn own_group(root: &Path, text: &str) -> Option<PathBuf> {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    // A group outside of this process's view begins with `..`.
+    (!path.starts_with("..")).then(|| root.join(path))
+}
+
+/// Where a machine's group may be: below the supervisor's, beside it, and for root at the top.
+fn parents(root: &Path, own: &Path) -> Vec<PathBuf> {
+    let mut parents = vec![own.to_owned()];
+    let beside = own.parent().filter(|parent| parent.starts_with(root));
+    parents.extend(beside.map(Path::to_owned));
+    if ids::is_root() && !parents.iter().any(|parent| parent == root) {
+        parents.push(root.to_owned());
+    }
+    parents
+}
+
+/// Lets the children of a group have the controllers. A group that has processes of its own can't, but for the top
+/// one ("no internal process constraint").
+fn delegate(parent: &Path) -> io::Result<()> {
+    let control = parent.join("cgroup.subtree_control");
+    let has = fs::read_to_string(&control)?;
+    let lacking: Vec<String> = CONTROLLERS
+        .iter()
+        .filter(|controller| !has.split_whitespace().any(|one| one == **controller))
+        .map(|controller| format!("+{controller}"))
+        .collect();
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    fs::write(&control, lacking.join(" "))
+}
+
+/// Removes the groups of machines whose supervisor is gone. A group that still has a process is left to the next.
+fn sweep(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        if owner(&entry.file_name()).is_some_and(|(pid, start)| start_of(pid) != Some(start)) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+/// `sandvmm-PID-START-NUMBER`: the supervisor, when it began, and how many machines it has made.
+fn new_name() -> io::Result<String> {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    static START: OnceLock<Option<u64>> = OnceLock::new();
+    let pid = std::process::id();
+    let start = START.get_or_init(|| start_of(pid)).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, "/proc does not show this process")
+    })?;
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    Ok(format!("{PREFIX}{pid}-{start}-{number}"))
+}
+
+/// The supervisor of a machine's group and when it began, from the group's name.
+fn owner(name: &OsStr) -> Option<(u32, u64)> {
+    let mut numbers = name.to_str()?.strip_prefix(PREFIX)?.split('-');
+    let owner = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
+    numbers.next()?.parse::<u32>().ok()?;
+    numbers.next().is_none().then_some(owner)
+}
+
+/// When a process began, in clock ticks since the host's boot (field 22 of `/proc/PID/stat`); `None` where there is none.
+fn start_of(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything; field 3 follows.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_groups_name_tells_its_supervisor_and_when_it_began() {
+        let name = new_name().unwrap();
+
+        let (pid, start) = owner(OsStr::new(&name)).unwrap();
+
+        assert_eq!(pid, std::process::id());
+        assert_eq!(start_of(pid), Some(start));
+        assert_ne!(new_name().unwrap(), name);
+    }
+
+    #[test]
+    fn other_names_are_nobodys() {
+        for name in [
+            "sandvmm",
+            "sandvmm-1",
+            "sandvmm-1-2",
+            "sandvmm-a-1-1",
+            "sandvmm-1-1-1-1",
+            "user.slice",
+        ] {
+            assert_eq!(owner(OsStr::new(name)), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_has_not_begun() {
+        assert_eq!(start_of(u32::MAX), None);
+    }
+
+    #[test]
+    fn groups_are_looked_for_nearest_first() {
+        let root = Path::new("/sys/fs/cgroup");
+        let own = own_group(root, "1:name=x:/\n0::/user.slice/a.scope\n").unwrap();
+
+        let parents = parents(root, &own);
+
+        assert_eq!(parents[0], Path::new("/sys/fs/cgroup/user.slice/a.scope"));
+        assert_eq!(parents[1], Path::new("/sys/fs/cgroup/user.slice"));
+        assert_eq!(own_group(root, "0::/../x\n"), None);
+        assert_eq!(own_group(root, "4:memory:/a\n"), None);
+        assert_eq!(own_group(root, "0::/\n").unwrap(), root);
+    }
+
+    #[test]
+    fn a_machine_may_use_its_guests_memory_and_the_overhead() {
+        let bounds = Bounds {
+            memory_mib: 256,
+            vcpus: 1,
+            max_file_bytes: 0,
+        };
+        assert_eq!(memory_max(bounds), (256 + 2 + 96) << 20);
+    }
+}

@@ -1,0 +1,66 @@
+//! No privileges, and no way to gain any.
+
+use rustix::io::Errno;
+use rustix::process::{Gid, Uid};
+use rustix::thread::{
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capability_is_in_bounding_set,
+    clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
+    set_capabilities_secure_bits,
+};
+
+/// Number of the last capability that there can be: the sets have 64 bits.
+const LAST_CAPABILITY: u32 = 63;
+
+/// Takes `ids` where the process has to take any itself, and drops every capability from every set for good.
+///
+/// A process that never had the capability to change its bounding set keeps that set: it says what an executed
+/// program could gain, and `no_new_privs` says that none gains anything.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn drop_all(ids: Option<u32>) -> Result<(), Errno> {
+    clear_ambient_capability_set()?;
+    let may_drop = rustix::thread::capabilities(None)?
+        .effective
+        .contains(CapabilitySet::SETPCAP);
+    if may_drop {
+        for number in 0..=LAST_CAPABILITY {
+            let capability = CapabilitySet::from_bits_retain(1 << number);
+            match capability_is_in_bounding_set(capability) {
+                Ok(true) => remove_capability_from_bounding_set(capability)?,
+                Ok(false) => {}
+                // One more than the kernel knows.
+                Err(Errno::INVAL) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        // User 0 is nobody special any more, and no capability outlives a change of ids.
+        set_capabilities_secure_bits(
+            CapabilitiesSecureBits::NO_ROOT
+                | CapabilitiesSecureBits::NO_ROOT_LOCKED
+                | CapabilitiesSecureBits::KEEP_CAPS_LOCKED
+                | CapabilitiesSecureBits::NO_SETUID_FIXUP_LOCKED
+                | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE
+                | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED,
+        )?;
+    }
+    if let Some(id) = ids {
+        take(id)?;
+    }
+    set_capabilities(
+        None,
+        CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            inheritable: CapabilitySet::empty(),
+        },
+    )
+}
+
+/// Changes the user and group of this thread, which is the process's only one, and leaves all other groups.
+fn take(id: u32) -> Result<(), Errno> {
+    let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(group, group, group)?;
+    rustix::thread::set_thread_res_uid(user, user, user)
+}

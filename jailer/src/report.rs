@@ -1,0 +1,175 @@
+//! What the new process tells its supervisor before it serves: one packet on a socket of their own, which it then
+//! closes.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::cell::Settings;
+
+/// Length of every packet.
+pub(crate) const PACKET_BYTES: usize = 12;
+
+/// Most bytes of a supervisor's settings: six numbers.
+const MAX_SETTINGS_BYTES: usize = 128;
+
+/// First byte of a packet of a process that could not execute its program.
+pub(crate) const FAILED: u8 = 1;
+
+/// First byte of a packet of a process that is in its cell.
+const ENTERED: u8 = 2;
+
+/// The descriptor that the new process finds its end of the socket at.
+pub(crate) const DESCRIPTOR: i32 = 3;
+
+/// The steps between the process's first instruction and its program's, by number.
+const STEPS: [&str; 8] = [
+    "following its supervisor's end",
+    "hearing its supervisor",
+    "leaving its supervisor's groups",
+    "taking its ids",
+    "making a session",
+    "laying out its descriptors",
+    "clearing its signals",
+    "executing the program",
+];
+
+/// What came on the socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Report {
+    /// A step failed with an error number.
+    Failed(&'static str, i32),
+    /// The process is in its cell.
+    Entered(Entered),
+}
+
+/// What the process did, of that which its supervisor can't know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entered {
+    /// 0 where its root is empty, an error number where the host refused it, -1 where it was not to be.
+    pub(crate) root_errno: i32,
+    /// 0 for none.
+    pub(crate) landlock_abi: u32,
+}
+
+/// Both ends of the socket: packets, so that one is never read in parts.
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+/// Lets a process that was made begin, and leaves on the socket what it will ask for once its program runs.
+pub(crate) fn begin(socket: BorrowedFd<'_>, settings: Settings) -> io::Result<()> {
+    rustix::net::send(socket, &[0], SendFlags::NOSIGNAL)?;
+    rustix::net::send(socket, settings.to_words().as_bytes(), SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// What the supervisor left.
+pub(crate) fn settings(socket: BorrowedFd<'_>) -> io::Result<Settings> {
+    let mut words = [0; MAX_SETTINGS_BYTES];
+    let (count, _) = rustix::net::recv(socket, words.as_mut_slice(), RecvFlags::DONTWAIT)?;
+    words
+        .get(..count)
+        .and_then(|words| std::str::from_utf8(words).ok())
+        .and_then(Settings::from_words)
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Says that this process is in its cell.
+pub(crate) fn entered(socket: BorrowedFd<'_>, entered: Entered) -> io::Result<()> {
+    let mut packet = [0; PACKET_BYTES];
+    let [tag, _, _, _, rest @ ..] = &mut packet;
+    *tag = ENTERED;
+    let (root, landlock) = rest.split_at_mut(4);
+    root.copy_from_slice(&entered.root_errno.to_le_bytes());
+    landlock.copy_from_slice(&entered.landlock_abi.to_le_bytes());
+    rustix::net::send(socket, &packet, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Waits at most `limit` for what the process has to say: `Ok(None)` where it ended without a word, an error of
+/// the kind [`io::ErrorKind::TimedOut`] where it said nothing.
+pub(crate) fn receive(socket: impl AsFd, limit: Duration) -> io::Result<Option<Report>> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut descriptors = [PollFd::new(&socket, PollFlags::IN)];
+        match poll(&mut descriptors, Timespec::try_from(left).ok().as_ref()) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => break,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let mut packet = [0; PACKET_BYTES];
+    match rustix::io::read(&socket, &mut packet) {
+        Ok(PACKET_BYTES) => parse(&packet)
+            .map(Some)
+            .ok_or_else(|| io::ErrorKind::InvalidData.into()),
+        Ok(0) | Err(Errno::CONNRESET) => Ok(None),
+        Ok(_) => Err(io::ErrorKind::InvalidData.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn parse(packet: &[u8; PACKET_BYTES]) -> Option<Report> {
+    let [tag, step, _, _, a, b, c, d, e, f, g, h] = *packet;
+    let number = i32::from_le_bytes([a, b, c, d]);
+    match tag {
+        FAILED => Some(Report::Failed(STEPS.get(usize::from(step))?, number)),
+        ENTERED => Some(Report::Entered(Entered {
+            root_errno: number,
+            landlock_abi: u32::from_le_bytes([e, f, g, h]),
+        })),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn an_entry_is_read_as_it_was_said() {
+        let (ours, theirs) = pair().unwrap();
+        let said = Entered {
+            root_errno: -1,
+            landlock_abi: 7,
+        };
+
+        entered(theirs.as_fd(), said).unwrap();
+
+        assert_eq!(receive(&ours, SOON).unwrap(), Some(Report::Entered(said)));
+    }
+
+    #[test]
+    fn a_failure_names_its_step_and_a_step_that_does_not_exist_is_invalid() {
+        let failed = |step| parse(&[FAILED, step, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0]);
+
+        assert_eq!(failed(7), Some(Report::Failed("executing the program", 13)));
+        assert_eq!(failed(8), None);
+        assert_eq!(parse(&[0; PACKET_BYTES]), None);
+    }
+
+    #[test]
+    fn an_end_and_a_silence_are_told_apart() {
+        let (ours, theirs) = pair().unwrap();
+
+        let silent = receive(&ours, Duration::from_millis(1)).unwrap_err();
+        drop(theirs);
+
+        assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(receive(&ours, SOON).unwrap(), None);
+    }
+}
