@@ -1,57 +1,86 @@
 //! `-t`: a terminal that behaves like one.
 
 use std::io::{Read, Write};
+use std::process::Child;
 use std::time::Duration;
 
 use pty_process::Size;
 use pty_process::blocking::{Command, Pty, open};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::termios::LocalModes;
 use sandvmm_tests::eventually;
 
-fn read_until(pty: &mut Pty, text: &str) -> String {
-    let mut seen = String::new();
-    let mut piece = [0; 256];
-    while !seen.contains(text) {
-        match pty.read(&mut piece) {
-            Ok(0) | Err(_) => panic!("the terminal ended before {text:?}: {seen:?}"),
-            Ok(count) => seen.push_str(&String::from_utf8_lossy(&piece[..count])),
-        }
-    }
-    seen
+/// A terminal with the command in it, and what it has shown that no test has looked for yet.
+struct Screen {
+    pty: Pty,
+    child: Child,
+    shown: String,
 }
 
-fn terminal(args: &[&str]) -> (Pty, std::process::Child) {
-    let (pty, pts) = open().unwrap();
-    pty.resize(Size::new(40, 111)).unwrap();
-    let child = Command::new("sandvmm")
-        .args(["run", "--timeout", "120s", "-t"])
-        .args(args)
-        .spawn(pts)
-        .unwrap();
-    (pty, child)
+impl Screen {
+    fn new(size: Size, args: &[&str]) -> Self {
+        let (pty, pts) = open().unwrap();
+        pty.resize(size).unwrap();
+        let child = Command::new("sandvmm")
+            .args(["run", "--timeout", "120s", "-t"])
+            .args(args)
+            .spawn(pts)
+            .unwrap();
+        Self {
+            pty,
+            child,
+            shown: String::new(),
+        }
+    }
+
+    /// Reads up to this text. The run's own time-out ends the wait for a text that does not come.
+    #[track_caller]
+    fn wait_for(&mut self, text: &str) {
+        let mut piece = [0; 256];
+        loop {
+            if let Some(at) = self.shown.find(text) {
+                self.shown.drain(..at + text.len());
+                return;
+            }
+            match self.pty.read(&mut piece) {
+                Ok(0) | Err(_) => panic!("the terminal ended before {text:?}: {:?}", self.shown),
+                Ok(count) => self
+                    .shown
+                    .push_str(&String::from_utf8_lossy(&piece[..count])),
+            }
+        }
+    }
+
+    fn code(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
 }
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn the_size_is_right_from_the_start_and_follows_the_window() {
-    let (mut pty, mut child) = terminal(&[
-        "--",
-        "bash",
-        "-c",
-        "stty size; trap 'stty size; exit 4' WINCH; while :; do sleep 0.1; done",
-    ]);
+    let mut screen = Screen::new(
+        Size::new(40, 111),
+        &[
+            "--",
+            "bash",
+            "-c",
+            "stty size; trap 'stty size; exit 4' WINCH; while :; do sleep 0.1; done",
+        ],
+    );
 
-    read_until(&mut pty, "40 111");
+    screen.wait_for("40 111");
     std::thread::sleep(Duration::from_millis(500));
-    pty.resize(Size::new(50, 99)).unwrap();
-    read_until(&mut pty, "50 99");
+    screen.pty.resize(Size::new(50, 99)).unwrap();
+    screen.wait_for("50 99");
 
-    assert_eq!(child.wait().unwrap().code(), Some(4));
+    assert_eq!(screen.code(), Some(4));
 }
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn all_three_streams_are_the_terminal_and_keys_arrive_uncooked() {
-    let (mut pty, mut child) = terminal(&[
+    let mut screen = Screen::new(Size::new(24, 80), &[
         "-c",
         "import os, sys
 print(all(os.isatty(fd) for fd in range(3)), os.ttyname(0).startswith('/dev/pts/'), os.environ.get('TERM') is not None)
@@ -64,43 +93,52 @@ except KeyboardInterrupt:
     print('interrupted'); sys.exit(8)",
     ]);
 
-    read_until(&mut pty, "True True True");
-    read_until(&mut pty, "type:");
-    pty.write_all(b"abc\r").unwrap();
-    read_until(&mut pty, "read abc");
-    read_until(&mut pty, "wait:");
-    pty.write_all(&[3]).unwrap();
-    read_until(&mut pty, "interrupted");
+    screen.wait_for("True True True");
+    screen.wait_for("type:");
+    screen.pty.write_all(b"abc\r").unwrap();
+    screen.wait_for("read abc");
+    screen.wait_for("wait:");
+    screen.pty.write_all(&[3]).unwrap();
+    screen.wait_for("interrupted");
 
-    assert_eq!(child.wait().unwrap().code(), Some(8));
+    assert_eq!(screen.code(), Some(8));
 }
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn the_terminal_is_restored_however_the_run_ends() {
     for ending in ["exit", "kill", "term"] {
-        let (mut pty, pts) = open().unwrap();
-        pty.resize(Size::new(24, 80)).unwrap();
-        let before = rustix::termios::tcgetattr(&pty).unwrap();
         let program = match ending {
-            "exit" => "echo up; exit 0",
-            "kill" => "echo up; kill -9 $$",
-            _ => "echo up; sleep 1000",
+            "exit" => "sleep 1; echo up; read x",
+            "kill" => "sleep 1; echo up; read x; kill -9 $$",
+            _ => "sleep 1; echo up; sleep 1000",
         };
-        let mut child = Command::new("sandvmm")
-            .args(["run", "-t", "--", "sh", "-c", program])
-            .spawn(pts)
-            .unwrap();
-        read_until(&mut pty, "up");
+        // Taken before the command can have changed anything: it boots a machine first.
+        let mut screen = Screen::new(Size::new(24, 80), &["--", "sh", "-c", program]);
+        let before = rustix::termios::tcgetattr(&screen.pty).unwrap();
+        assert!(
+            before
+                .local_modes
+                .contains(LocalModes::ICANON | LocalModes::ECHO)
+        );
+        screen.wait_for("up");
+        let during = rustix::termios::tcgetattr(&screen.pty).unwrap();
+        assert!(
+            !during
+                .local_modes
+                .intersects(LocalModes::ICANON | LocalModes::ECHO)
+        );
         if ending == "term" {
-            let pid = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
-            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            let pid = Pid::from_raw(screen.child.id().try_into().unwrap()).unwrap();
+            kill_process(pid, Signal::TERM).unwrap();
+        } else {
+            screen.pty.write_all(b"\r").unwrap();
         }
         eventually(Duration::from_secs(60), "the run ends", || {
-            child.try_wait().unwrap().is_some()
+            screen.child.try_wait().unwrap().is_some()
         });
 
-        let after = rustix::termios::tcgetattr(&pty).unwrap();
+        let after = rustix::termios::tcgetattr(&screen.pty).unwrap();
         assert_eq!(after.local_modes, before.local_modes, "{ending}");
         assert_eq!(after.input_modes, before.input_modes, "{ending}");
     }
