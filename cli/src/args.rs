@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use sandvmm::cell::Part;
 
 use crate::quantity::{QuantityError, parse_memory_mib, parse_timeout};
 
@@ -104,6 +105,25 @@ pub(crate) struct MachineArgs {
     /// Memory, for example 256M or 2G
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_memory_mib)]
     pub(crate) memory: u32,
+    /// Refuse to run without a control group that bounds the machine's processor time and memory
+    #[arg(long)]
+    pub(crate) require_cgroup: bool,
+    /// Leave parts out of the cell around the machine's process: a guest that breaks out of its virtual machine then
+    /// meets one wall less for each. namespaces: it sees the host's processes, network and files as their user does;
+    /// cgroup: it can use up the host's memory and processors; landlock: one wall less before files, sockets and
+    /// signals; seccomp: it can make every system call
+    #[arg(long, value_name = "PART,...", value_delimiter = ',', value_parser = parse_part)]
+    pub(crate) dangerously_leave_out: Vec<Part>,
+}
+
+fn parse_part(name: &str) -> Result<Part, String> {
+    Part::ALL
+        .into_iter()
+        .find(|part| part.name() == name)
+        .ok_or_else(|| {
+            let names: Vec<&str> = Part::ALL.into_iter().map(Part::name).collect();
+            format!("the cell's parts are {}", names.join(", "))
+        })
 }
 
 /// `sandvmm run`.
@@ -336,6 +356,22 @@ mod tests {
         assert_eq!(args.env, [OsString::from("A=1"), OsString::from("B")]);
         assert!(args.interactive && args.tty && args.verbose);
         assert_eq!(args.user.as_deref(), Some("root:root"));
+    }
+
+    #[test]
+    fn parts_of_the_cell_are_left_out_by_name() {
+        let (args, _) = parse(&["--dangerously-leave-out", "seccomp,cgroup", "a.py"]).unwrap();
+        let (whole, _) = parse(&["--require-cgroup", "a.py"]).unwrap();
+
+        assert_eq!(
+            args.machine.dangerously_leave_out,
+            [Part::Seccomp, Part::Cgroup]
+        );
+        assert!(whole.machine.require_cgroup && whole.machine.dangerously_leave_out.is_empty());
+        assert_eq!(
+            parse(&["--dangerously-leave-out", "walls", "a.py"]).unwrap_err(),
+            ErrorKind::ValueValidation
+        );
     }
 
     #[test]

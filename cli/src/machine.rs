@@ -11,7 +11,11 @@ pub(crate) fn builder(args: &MachineArgs, called_at: Instant) -> SandboxBuilder 
     let mut builder = Sandbox::builder()
         .cpus(args.cpus)
         .memory_mib(args.memory)
+        .require_cgroup(args.require_cgroup)
         .called_at(called_at);
+    for part in &args.dangerously_leave_out {
+        builder = builder.dangerously_leave_out(*part);
+    }
     if let Some(path) = &args.kernel {
         builder = builder.kernel(path);
     }

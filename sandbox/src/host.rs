@@ -3,10 +3,15 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
+use vmm::control::ControlSocket;
 use vmm::host::{Hardware, kvm_check};
+use vmm::memory::MIN_MEMORY_MIB;
 
 use crate::images::{Images, ImagesError};
+use crate::program;
+use crate::text::one_line;
 
 /// The first Linux whose KVM, `close_range`, pidfds and cgroup v2 are all that is needed.
 const MIN_KERNEL: (u32, u32) = (5, 10);
@@ -52,6 +57,7 @@ impl HostReport {
     /// Looks at this machine. Nothing is changed.
     #[must_use]
     pub fn inspect() -> Self {
+        let cell = cell();
         Self {
             checks: vec![
                 hardware(),
@@ -61,6 +67,7 @@ impl HostReport {
                 cgroup(),
                 landlock(),
                 user_namespaces(),
+                cell,
             ],
         }
     }
@@ -113,6 +120,88 @@ impl Check {
             Some(advice) => format!("{}: {advice}", self.detail),
         }
     }
+}
+
+/// Starts a process in the cell that a machine's would have, and ends it.
+fn cell() -> Check {
+    const NAME: &str = "Cell";
+    let not_tried = |why: &dyn std::fmt::Display| {
+        Check::not_ok(
+            NAME,
+            Status::Warning,
+            format!("No process could be put into a cell: {why}"),
+            "see what `run` says",
+        )
+    };
+    match try_cell() {
+        Ok(cell) if cell.missing.is_empty() => Check::ok(NAME, in_words(&cell)),
+        Ok(cell) => {
+            let missing: Vec<String> = cell.missing.iter().map(ToString::to_string).collect();
+            Check::not_ok(
+                NAME,
+                Status::Warning,
+                format!("{}; missing: {}", in_words(&cell), missing.join("; ")),
+                "the checks above tell what to do",
+            )
+        }
+        Err(why) => not_tried(&why),
+    }
+}
+
+/// How long the process may take until it is in its cell.
+const CELL_LIMIT: Duration = Duration::from_secs(10);
+
+fn try_cell() -> Result<jailer::Cell, String> {
+    let program = program::find(None).map_err(|error| error.to_string())?;
+    let (_ours, theirs) = ControlSocket::pair().map_err(|error| error.to_string())?;
+    let bounds = jailer::Bounds {
+        memory_mib: MIN_MEMORY_MIB,
+        vcpus: 1,
+        max_file_bytes: 0,
+    };
+    let mut process = jailer::start(&program, theirs.into(), jailer::Options::new(bounds))
+        .map_err(|error| error.to_string())?;
+    match process.entered(CELL_LIMIT) {
+        Ok(Some(cell)) => Ok(cell),
+        Ok(None) => {
+            process.end();
+            process.read_stderr();
+            Err(one_line(&process.stderr_tail()))
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn in_words(cell: &jailer::Cell) -> String {
+    let kinds: Vec<&str> = cell
+        .namespaces
+        .iter()
+        .map(jailer::Namespace::name)
+        .collect();
+    let kinds = if kinds.is_empty() {
+        "no namespace".to_owned()
+    } else {
+        format!("namespaces ({})", kinds.join(", "))
+    };
+    let root = if cell.empty_root {
+        "an empty file tree"
+    } else {
+        "the host's file tree"
+    };
+    let ids = match cell.ids {
+        jailer::Ids::Own(_) => "ids of its own",
+        _ => "its user's ids",
+    };
+    let cgroup = cell.cgroup.as_ref().map_or_else(
+        || "no cgroup".to_owned(),
+        |bounds| format!("a cgroup ({})", bounds.files.join(", ")),
+    );
+    let landlock = cell
+        .landlock_abi
+        .map_or_else(|| "no Landlock".to_owned(), |abi| format!("Landlock {abi}"));
+    format!(
+        "A machine's process has {kinds}, {root}, {ids}, {cgroup}, {landlock}, no capability, and filtered system calls"
+    )
 }
 
 /// Opens `/dev/kvm` for a machine, if this host can run one: the two checks that a start cannot do without.
@@ -439,7 +528,8 @@ mod tests {
                 "Images",
                 "cgroup v2",
                 "Landlock",
-                "User namespaces"
+                "User namespaces",
+                "Cell"
             ]
         );
         for check in &report.checks {

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use sandvmm::cell::Cell;
 use sandvmm::{Clocks, Usage};
 use serde::Serialize;
 
 use super::stream::Captured;
 use super::verdict::{Failure, Reason, Verdict};
+use crate::cell::CellReport;
 
 /// Longest UTF-8 character, in bytes, less its last: what a cut may leave of one.
 const MAX_CUT_BYTES: usize = 3;
@@ -32,6 +34,7 @@ pub(crate) struct Report {
     stderr_bytes: u64,
     clocks: Timeline,
     usage: UsageReport,
+    cell: Option<CellReport>,
 }
 
 /// How bytes are put into a JSON string.
@@ -130,7 +133,14 @@ impl Report {
             stderr_bytes: stderr.total_bytes,
             clocks: clocks.into(),
             usage: usage.into(),
+            cell: None,
         }
+    }
+
+    /// Adds what is on of the cell around the machine's process.
+    pub(crate) fn with_cell(mut self, cell: Option<&Cell>) -> Self {
+        self.cell = cell.map(CellReport::from);
+        self
     }
 
     /// The report of a run that never came to a machine.
@@ -202,7 +212,8 @@ mod tests {
                     "agent_ready_us": null, "command_started_us": null, "first_output_us": null,
                     "exited_us": null, "gone_us": null
                 },
-                "usage": {"peak_memory_bytes": 0, "cpu_time_us": 0, "oom_kills": 0}
+                "usage": {"peak_memory_bytes": 0, "cpu_time_us": 0, "oom_kills": 0},
+                "cell": null
             })
         );
         assert_eq!(line.lines().count(), 1);

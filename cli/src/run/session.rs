@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use sandvmm::cell::Cell;
 use sandvmm::{Child, Command, Completion, Outcome, Sandbox, Stdio, Usage};
 
 use super::input::Input;
@@ -17,7 +18,7 @@ use super::report::Report;
 use super::verdict::{FAILED, Failure, Limits, Verdict};
 use super::{announce, console, signals};
 use crate::args::RunArgs;
-use crate::{machine, notice, terminal};
+use crate::{cell, machine, notice, terminal};
 
 /// Permission bits of a script in the guest.
 const SCRIPT_MODE: u32 = 0o755;
@@ -181,6 +182,7 @@ impl Session {
                 clocks,
                 told.usage,
             )
+            .with_cell(self.shared.sandbox.get().and_then(Sandbox::cell).as_ref())
         })
     }
 
@@ -201,9 +203,25 @@ impl Session {
             .start()
             .map_err(|error| Verdict::start(&error, self.limits()))?;
         let sandbox = self.shared.sandbox.get_or_init(|| sandbox);
+        if let Some(cell) = sandbox.cell() {
+            self.tell_of(&cell);
+        }
         match self.shared.interruption() {
             Some(verdict) => Err(verdict),
             None => Ok(sandbox),
+        }
+    }
+
+    /// Says which walls are missing that the host did not give: with `-v` all of them, else only what weighs.
+    fn tell_of(&self, cell: &Cell) {
+        if self.args.verbose {
+            for missing in &cell.missing {
+                notice::say(&format!("The cell has no {missing}"));
+            }
+        } else if let (Some(warning), false) =
+            (cell::warning(cell), self.args.quiet || self.args.json)
+        {
+            notice::say(&warning);
         }
     }
 
