@@ -73,10 +73,10 @@ pub(crate) fn begin(socket: BorrowedFd<'_>, settings: Settings) -> io::Result<()
     Ok(())
 }
 
-/// What the supervisor left.
+/// What the supervisor leaves there; an error where it has ended.
 pub(crate) fn settings(socket: BorrowedFd<'_>) -> io::Result<Settings> {
     let mut words = [0; MAX_SETTINGS_BYTES];
-    let (count, _) = rustix::net::recv(socket, words.as_mut_slice(), RecvFlags::DONTWAIT)?;
+    let (count, _) = rustix::net::recv(socket, words.as_mut_slice(), RecvFlags::empty())?;
     words
         .get(..count)
         .and_then(|words| std::str::from_utf8(words).ok())

@@ -54,7 +54,8 @@ pub enum Status {
 }
 
 impl HostReport {
-    /// Looks at this machine. Nothing is changed.
+    /// Looks at this machine, and puts a process into a cell to see which parts are on. Nothing stays changed but that the
+    /// group which a cgroup was made in goes on to let its children be limited.
     #[must_use]
     pub fn inspect() -> Self {
         let cell = cell();
