@@ -73,7 +73,7 @@ pub(crate) fn begin(socket: BorrowedFd<'_>, settings: Settings) -> io::Result<()
     Ok(())
 }
 
-/// What the supervisor leaves there; an error where it has ended.
+/// What the supervisor left, or is about to: it lets the process begin first. A supervisor that is gone ends the wait.
 pub(crate) fn settings(socket: BorrowedFd<'_>) -> io::Result<Settings> {
     let mut words = [0; MAX_SETTINGS_BYTES];
     let (count, _) = rustix::net::recv(socket, words.as_mut_slice(), RecvFlags::empty())?;
@@ -151,6 +151,24 @@ mod tests {
         entered(theirs.as_fd(), said).unwrap();
 
         assert_eq!(receive(&ours, SOON).unwrap(), Some(Report::Entered(said)));
+    }
+
+    #[test]
+    fn settings_that_come_late_are_waited_for_and_an_end_is_not() {
+        let (ours, theirs) = pair().unwrap();
+        let waiting = std::thread::spawn(move || {
+            let first = settings(theirs.as_fd()).map(Settings::to_words);
+            (first, settings(theirs.as_fd()))
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        let sent = "0:0:1000:128:1:512";
+        rustix::net::send(&ours, sent.as_bytes(), SendFlags::NOSIGNAL).unwrap();
+        drop(ours);
+
+        let (first, second) = waiting.join().unwrap();
+
+        assert_eq!(first.unwrap(), sent);
+        second.unwrap_err();
     }
 
     #[test]
