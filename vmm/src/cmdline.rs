@@ -11,9 +11,11 @@ use crate::layout;
 /// * `nomodule`, `pci=off`, `i8042.*`, `8250.nr_uarts=0`, `cryptomgr.notests`: no probing for what is not there, in kernels other
 ///   than ours.
 /// * `rcupdate.rcu_expedited=1`: grace periods while booting don't wait for ticks.
+/// * `noreplace-smp`: with one processor, lock prefixes stay: patching them away costs more than they do. `swiotlb=noforce`: no
+///   bounce buffer of 64 MiB where memory reaches above 4 GiB; no device here needs one.
 const MACHINE_WORDS: &str = "reboot=k panic=-1 no_timer_check tsc=reliable nomodule pci=off \
      i8042.noaux i8042.nomux i8042.nopnp i8042.dumbkbd 8250.nr_uarts=0 cryptomgr.notests \
-     rcupdate.rcu_expedited=1";
+     rcupdate.rcu_expedited=1 noreplace-smp swiotlb=noforce";
 
 /// Only errors are printed, and a panic with all that it says: each character costs two exits. It counts for what is printed when the
 /// early console starts only if it comes before it.
