@@ -207,11 +207,31 @@ impl Drop for Vcpu {
 #[derive(Debug)]
 struct Retire(Arc<Shared>);
 
-impl Drop for Retire {
-    fn drop(&mut self) {
+impl Retire {
+    fn retire(&self) {
         *lock(&self.0.kick) = None;
         lock(&self.0.status).state = State::Stopped;
         self.0.changed.notify_all();
+    }
+
+    /// Retires at once and returns when the thread is told to stop: ending takes system calls that a thread which has
+    /// served may not make any more, in a process that is about to end as a whole.
+    fn wait_for_stop(&self) {
+        self.retire();
+        let mut status = lock(&self.0.status);
+        while status.wanted != Wanted::Stop {
+            status = self
+                .0
+                .changed
+                .wait(status)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Retire {
+    fn drop(&mut self) {
+        self.retire();
     }
 }
 
@@ -238,16 +258,19 @@ impl Runner {
     fn run(mut self) {
         // A panic here must end the machine, not leave it with a processor less.
         let alarm = PanicAlarm(Arc::clone(&self.end));
-        if let Err(error) = self.hooks.before_serving(ThreadKind::Vcpu) {
-            std::mem::forget(alarm);
-            self.end.raise(EndReason::HostFailed(format!(
-                "vCPU {}'s thread could not be closed in: {error}",
-                self.id
-            )));
-            return;
-        }
         let mut entry_retries = 0;
+        let mut has_served = false;
         while self.wait_until_wanted() {
+            // Not before: a machine that could not be built to its end takes its threads down again.
+            if !has_served && let Err(error) = self.hooks.before_serving(ThreadKind::Vcpu) {
+                std::mem::forget(alarm);
+                self.end.raise(EndReason::HostFailed(format!(
+                    "vCPU {}'s thread could not be closed in: {error}",
+                    self.id
+                )));
+                return;
+            }
+            has_served = true;
             loop {
                 match self.enter(&mut entry_retries) {
                     Next::Enter => {}
@@ -255,6 +278,7 @@ impl Runner {
                     Next::End(reason) => {
                         std::mem::forget(alarm);
                         self.end.raise(reason);
+                        self.retire.wait_for_stop();
                         return;
                     }
                 }
