@@ -85,6 +85,13 @@ impl Call {
         self
     }
 
+    /// Gives it more time than [`HUNG_AFTER`] before it counts as hung.
+    #[must_use]
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.0.timeout(limit);
+        self
+    }
+
     /// Calls it and waits for its end.
     #[must_use]
     #[track_caller]

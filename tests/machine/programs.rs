@@ -1,5 +1,7 @@
 //! Programs that people run.
 
+use std::time::Duration;
+
 use sandvmm_tests::run;
 
 #[test]
@@ -25,47 +27,40 @@ fn a_script_that_uses_much_of_the_standard_library_works() {
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
-fn the_standard_librarys_own_tests_give_the_result_that_they_give_on_the_host() {
-    const MODULES: [&str; 14] = [
-        "test_json",
-        "test_subprocess",
-        "test_sqlite3",
-        "test_tempfile",
-        "test_threading",
-        "test_queue",
-        "test_os",
-        "test_io",
+fn the_standard_librarys_own_tests_pass_as_on_the_host() {
+    // Modules that lean on the operating system and take a second each on a processor that is not emulated.
+    const MODULES: [&str; 12] = [
+        "test_base64",
+        "test_configparser",
+        "test_csv",
+        "test_epoll",
+        "test_fcntl",
+        "test_glob",
+        "test_mmap",
+        "test_popen",
         "test_pty",
-        "test_hashlib",
-        "test_zlib",
+        "test_shlex",
         "test_struct",
-        "test_random",
-        "test_time",
+        "test_uuid",
     ];
     let image =
         std::env::var_os("SANDVMM_TEST_ROOTFS").expect("xtask names the image with the test suite");
-    let mut wrong = Vec::new();
-    for module in MODULES {
-        let ran = run([
-            "--memory",
-            "1G",
-            "--cpus",
-            "2",
-            "--timeout",
-            "900s",
-            "--rootfs",
-        ])
-        .arg(&image)
-        .args(["--", "python3", "-m", "test", module])
-        .done();
-        if ran.code != 0 {
-            wrong.push(format!(
-                "{module}: {}\n{}\n{}",
-                ran.code,
-                ran.text(),
-                ran.stderr
-            ));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+
+    let ran = run([
+        "--memory",
+        "1G",
+        "--cpus",
+        "2",
+        "--timeout",
+        "900s",
+        "--rootfs",
+    ])
+    .arg(&image)
+    .args(["--", "python3", "-m", "test"])
+    .args(MODULES)
+    .within(Duration::from_secs(960))
+    .done()
+    .expect(0);
+
+    assert!(ran.text().contains("All 12 tests OK."), "{}", ran.text());
 }

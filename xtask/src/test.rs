@@ -27,7 +27,7 @@ const HOSTILE_TEST: &str = "hostile";
 const HOSTILE_GUEST: &str = "tests/hostile-guest/Cargo.toml";
 
 /// How long the whole-machine tests may take, in seconds; they are ended then.
-const MACHINE_TESTS_MAX_S: u32 = 25 * 60;
+const MACHINE_TESTS_MAX_S: u32 = 45 * 60;
 /// Programs with which the whole-machine tests make their own images.
 const NEEDS: [Need; 5] = [
     Need::new("busybox", "busybox-static"),
