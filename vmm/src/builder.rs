@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};
+use std::thread;
 
 use devices::block::Block;
 use devices::block::request::DISK_ID_LEN;
@@ -24,7 +26,7 @@ use crate::control::{MAX_DISKS, MachineConfig};
 use crate::cpuid::{CpuidError, CpuidTemplate};
 use crate::disk::{DiskError, FileDisk};
 use crate::end::EndSignal;
-use crate::kernel::{self, InitramfsError, Kernel, KernelError};
+use crate::kernel::{self, Initramfs, InitramfsError, Kernel, KernelError};
 use crate::layout;
 use crate::memory::{self, MemoryError};
 use crate::mptable::MAX_VCPUS;
@@ -178,20 +180,22 @@ pub(crate) fn build(
         });
     }
     let kvm = kvm_from(files.kvm)?;
-    let vm = create_vm(&kvm)?;
     let memory = memory::map(config.memory_mib)?;
+    // KVM waits for grace periods of the host's kernel while it creates a virtual machine: time enough to read the files.
+    let (vm, (kernel, initramfs)) = thread::scope(|scope| {
+        let loading = thread::Builder::new()
+            .name(String::from("load"))
+            .spawn_scoped(scope, || load(files.kernel, files.initramfs, &memory))
+            .map_err(system("a thread"))?;
+        let vm = create_vm(&kvm);
+        let loaded = loading.join().unwrap_or_else(|panic| resume_unwind(panic));
+        Ok::<_, BuildError>((vm?, loaded?))
+    })?;
     // All memory slots before the interrupt controller; KVM's own, at these two addresses, too.
     memory::register(&vm, &memory)?;
     reserve_for_kvm(&vm)?;
     vm.create_irq_chip()
         .map_err(kvm_did_not("create the interrupt controller"))?;
-
-    let kernel = kernel::load(files.kernel, &memory).map_err(BuildError::Kernel)?;
-    let initramfs = files
-        .initramfs
-        .map(|file| kernel::load_initramfs(file, &memory, &kernel))
-        .transpose()
-        .map_err(BuildError::Initramfs)?;
 
     let end = Arc::new(EndSignal::new().map_err(system("an event descriptor"))?);
     let serial = Arc::new(serial_port(files.console)?);
@@ -321,6 +325,19 @@ fn create_vm(kvm: &Kvm) -> Result<VmFd, BuildError> {
             result => return result.map_err(kvm_did_not("create a virtual machine")),
         }
     }
+}
+
+fn load(
+    kernel: OwnedFd,
+    initramfs: Option<OwnedFd>,
+    memory: &GuestMemoryMmap,
+) -> Result<(Kernel, Option<Initramfs>), BuildError> {
+    let kernel = kernel::load(kernel, memory).map_err(BuildError::Kernel)?;
+    let initramfs = initramfs
+        .map(|file| kernel::load_initramfs(file, memory, &kernel))
+        .transpose()
+        .map_err(BuildError::Initramfs)?;
+    Ok((kernel, initramfs))
 }
 
 /// The pages that KVM needs for itself on some Intel processors.

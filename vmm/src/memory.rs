@@ -6,7 +6,8 @@ use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use vm_memory::{
     Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MmapRegion, mmap::MmapRegionBuilder,
+    MmapRegion,
+    mmap::{MmapRegionBuilder, MmapRegionError},
 };
 
 use crate::layout;
@@ -17,6 +18,9 @@ pub const MIN_MEMORY_MIB: u32 = 32;
 /// Most memory of a machine in MiB: 256 GiB, far below the 2³⁹ bytes that every x86-64 processor with
 /// virtualization can address.
 pub const MAX_MEMORY_MIB: u32 = 256 << 10;
+
+/// What the processor maps with one entry of a page directory (AMD APM 2 §5.3.4, Intel SDM 3A §4.5.4).
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Why there is no guest memory.
 #[derive(Debug, thiserror::Error)]
@@ -88,12 +92,34 @@ fn map_region(memory_mib: u32, address: u64, bytes: u64) -> Result<GuestRegionMm
     let Ok(size) = usize::try_from(bytes) else {
         return Err(too_big);
     };
-    let mapping: MmapRegion = MmapRegionBuilder::new(size)
+    let mapping =
+        map_huge_aligned(size).map_err(|source| MemoryError::Map { memory_mib, source })?;
+    GuestRegionMmap::new(mapping, GuestAddress(address)).ok_or(too_big)
+}
+
+/// Anonymous memory, at a multiple of [`HUGE_PAGE_BYTES`] where the host's kernel lets us choose.
+///
+/// The host's kernel fills and KVM maps a huge page at once only where the address in this process and the guest's agree in their
+/// low bits. Linux aligns large mappings itself since 6.7; before, they lie below the last one, so a first mapping that fills the room down
+/// to the next multiple puts the second one there.
+fn map_huge_aligned(size: usize) -> Result<MmapRegion, MmapRegionError> {
+    let mapping = map_anonymous(size)?;
+    let excess = mapping.as_ptr() as usize % HUGE_PAGE_BYTES;
+    if excess == 0 {
+        return Ok(mapping);
+    }
+    drop(mapping);
+    let filler = map_anonymous(excess)?;
+    let mapping = map_anonymous(size);
+    drop(filler);
+    mapping
+}
+
+fn map_anonymous(size: usize) -> Result<MmapRegion, MmapRegionError> {
+    MmapRegionBuilder::new(size)
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
         .build()
-        .map_err(|source| MemoryError::Map { memory_mib, source })?;
-    GuestRegionMmap::new(mapping, GuestAddress(address)).ok_or(too_big)
 }
 
 /// Gives the memory to the virtual machine, one slot a region.

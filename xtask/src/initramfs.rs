@@ -6,14 +6,12 @@ use crate::cache::{self, CacheError};
 use crate::cpio::{Archive, TooLong};
 use crate::progress::Progress;
 use crate::tool::{self, ToolError};
-use crate::workspace::{Workspace, cargo};
+use crate::workspace::Workspace;
 
 /// The package and its program.
 const AGENT: &str = "sandvmm-guest-agent";
-/// The only target that every Rust installation on the supported machines has. It links statically as well.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Static, as there is no loader in the initramfs, and at a fixed address, as relocations are work before `main`.
-const FLAGS: &str = "-C target-feature=+crt-static -C relocation-model=static";
+/// At a fixed address, as relocations are work before `main`.
+const FLAGS: &str = "-C relocation-model=static";
 
 /// Why there is no initramfs.
 #[derive(Debug, thiserror::Error)]
@@ -41,25 +39,11 @@ pub(crate) fn install(
 }
 
 fn build_agent(workspace: &Workspace, progress: &Progress) -> Result<PathBuf, ToolError> {
-    let built = workspace.target().join(TARGET).join("release").join(AGENT);
+    let built = workspace.release_folder().join(AGENT);
     let _step = (!built.exists()).then(|| progress.begin("Building the guest's agent"));
-    let mut build = cargo();
-    build
-        .current_dir(workspace.root())
-        .args([
-            "build",
-            "--quiet",
-            "--release",
-            "--package",
-            AGENT,
-            "--target",
-            TARGET,
-        ])
-        .arg("--target-dir")
-        .arg(workspace.target())
-        .env("RUSTFLAGS", FLAGS)
-        // Every byte of it is copied and unpacked at each boot.
-        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s");
+    let mut build = workspace.build_static(AGENT, FLAGS);
+    // Every byte of it is copied and unpacked at each boot.
+    build.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s");
     tool::run(&mut build)?;
     Ok(built)
 }

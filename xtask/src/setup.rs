@@ -8,7 +8,7 @@ use crate::initramfs::{self, InitramfsError};
 use crate::kernel::{self, KernelError};
 use crate::progress::Progress;
 use crate::tool::{self, ToolError};
-use crate::workspace::{Workspace, cargo};
+use crate::workspace::Workspace;
 
 /// Why the set-up is not complete.
 #[derive(Debug, thiserror::Error)]
@@ -71,17 +71,6 @@ pub(crate) fn setup(
 pub(crate) fn build_command(workspace: &Workspace, progress: &Progress) -> Result<(), SetupError> {
     let built = workspace.release_folder().join("sandvmm");
     let _step = (!built.exists()).then(|| progress.begin("Building sandvmm"));
-    let mut build = cargo();
-    build
-        .current_dir(workspace.root())
-        .args([
-            "build",
-            "--quiet",
-            "--release",
-            "--package",
-            "sandvmm-cli",
-            "--target-dir",
-        ])
-        .arg(workspace.target());
+    let mut build = workspace.build_static("sandvmm-cli", "");
     tool::run(&mut build).map(drop).map_err(SetupError::Command)
 }

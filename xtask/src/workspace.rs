@@ -7,6 +7,11 @@ use serde::Deserialize;
 
 use crate::tool::{self, ToolError};
 
+/// The only target that every Rust installation on the supported machines has. It links statically as well.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// The C library goes into the program.
+const STATIC: &str = "-C target-feature=+crt-static";
+
 /// Why the project was not found.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkspaceError {
@@ -57,9 +62,24 @@ impl Workspace {
         &self.target
     }
 
-    /// The folder of the release build's programs.
+    /// The folder of the programs that [`build_static`](Self::build_static) builds.
     pub(crate) fn release_folder(&self) -> PathBuf {
-        self.target.join("release")
+        self.target.join(TARGET).join("release")
+    }
+
+    /// Begins to build the program of `package` as it is released: linked statically, with `flags` beside that.
+    ///
+    /// A program that starts a hundred times a second has no time for a dynamic loader, and an initramfs has none.
+    pub(crate) fn build_static(&self, package: &str, flags: &str) -> Command {
+        let mut build = cargo();
+        build
+            .current_dir(&self.root)
+            .args(["build", "--quiet", "--release", "--package", package])
+            // Named, so that the flags are not those of build scripts and macros, which are loaded dynamically.
+            .args(["--target", TARGET, "--target-dir"])
+            .arg(&self.target)
+            .env("RUSTFLAGS", format!("{STATIC} {flags}"));
+        build
     }
 
     /// The folders that a KVM host may write to: the project, and its build where that is elsewhere. Canonical paths.
