@@ -187,7 +187,10 @@ mod tests {
             Err(ControlError::Closed)
         ));
         assert!(matches!(
-            control.send(&FromAgent::Spawned { command_id: 1 }),
+            control.send(&FromAgent::Spawned {
+                command_id: 1,
+                warm: false
+            }),
             Err(ControlError::Closed)
         ));
     }

@@ -144,7 +144,8 @@ impl Host {
         assert_eq!(
             self.next(),
             FromAgent::Spawned {
-                command_id: running.id
+                command_id: running.id,
+                warm: false,
             }
         );
         running
@@ -241,7 +242,8 @@ fn streams_may_come_after_the_request() {
     assert_eq!(
         host.next(),
         FromAgent::Spawned {
-            command_id: spawn.command_id
+            command_id: spawn.command_id,
+            warm: false,
         }
     );
     assert_eq!(read_all(Some(&stdout)), "hi\n");

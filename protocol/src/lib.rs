@@ -13,6 +13,12 @@
 //!   back-pressure, half-close and throughput are those of the stream itself. One stream carries one
 //!   thing: a command's standard input, a file's content.
 //!
+//! **A machine that is saved** is frozen first: the host sends [`message::ToAgent::Freeze`], the agent stops all that it
+//! started and answers [`message::FromAgent::Frozen`]. In a machine that goes on, [`message::ToAgent::Thaw`] undoes it. In
+//! one that was restored, the control stream is broken; the agent dials anew and says [`message::FromAgent::Restored`], the
+//! host answers with [`message::ToAgent::Resume`], and only after the agent has applied that and said
+//! [`message::FromAgent::Resumed`] does anything run again.
+//!
 //! Neither side trusts the other's lengths: see [`frame`].
 #![forbid(unsafe_code)]
 
@@ -21,6 +27,7 @@ pub mod frame;
 pub mod message;
 pub mod port;
 
-/// Version of everything in this crate. The agent says its own in [`message::Hello`]; a host that
-/// reads another one ends the machine, since host and initramfs are built together.
-pub const VERSION: u32 = 1;
+/// Version of everything in this crate. The agent says its own in [`message::Hello`] and [`message::Restored`]; a host
+/// that reads another one ends the machine, since host and initramfs are built together, and a template is built anew
+/// when either changes.
+pub const VERSION: u32 = 2;

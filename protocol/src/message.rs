@@ -30,6 +30,37 @@ pub enum ToAgent {
         /// The new size.
         size: TerminalSize,
     },
+    /// Start an interpreter that stays and is forked for later commands. It is a command itself: it has an id, streams,
+    /// and is answered as one. Its arguments are `-c` and the code that warms it; it counts as exited, with code 0, when
+    /// that code has run and the interpreter waits. Later commands of the same program and user are forked from it
+    /// where that makes no difference to them.
+    WarmUp(Spawn),
+    /// Stop all that the agent has started, before the machine is saved. Answered with [`FromAgent::Frozen`] or
+    /// [`FromAgent::FreezeFailed`]. No command is started before [`Self::Thaw`] or [`Self::Resume`].
+    Freeze {
+        /// Whether to close all data streams too, as for a template, which is never thawed. Without, a machine that
+        /// goes on keeps them; in a restored one they are broken in any case.
+        close_streams: bool,
+    },
+    /// Let all that was stopped go on: the machine was saved, or was not. Answered with [`FromAgent::Thawed`].
+    Thaw,
+    /// First message to a restored machine.
+    Resume(Resume),
+}
+
+/// What has to be new in a machine that was restored, so that no two of one snapshot are alike.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resume {
+    /// Nanoseconds since the Unix epoch, read by the host just before sending.
+    pub realtime_ns: u64,
+    /// Fresh bytes from the host's generator; the guest's is seeded with them at once.
+    pub entropy: [u8; 32],
+    /// The guest's host name, as in [`Configure::hostname`].
+    pub hostname: String,
+    /// What `/etc/machine-id` becomes: fresh random bytes, made a version 4 UUID by the agent.
+    pub machine_id: [u8; 16],
+    /// What `/proc/sys/kernel/random/boot_id` shows; likewise.
+    pub boot_id: [u8; 16],
 }
 
 /// What the guest cannot know by itself.
@@ -147,6 +178,8 @@ pub enum FromAgent {
     Spawned {
         /// Which command.
         command_id: u32,
+        /// Whether it was forked from a warm interpreter ([`ToAgent::WarmUp`]).
+        warm: bool,
     },
     /// The command could not be started; nothing of it ran.
     SpawnFailed {
@@ -159,6 +192,31 @@ pub enum FromAgent {
     },
     /// The command ended, and with it all that it started.
     Exited(Exited),
+    /// Everything that the agent started stands still. Until [`ToAgent::Thaw`] the agent sends nothing more, and it
+    /// takes the end of its control stream for a restore.
+    Frozen,
+    /// It could not be stopped in time, and goes on.
+    FreezeFailed {
+        /// A sentence for the user.
+        message: String,
+    },
+    /// Everything goes on.
+    Thawed,
+    /// First message of a restored machine, on a new control stream.
+    Restored(Restored),
+    /// All of [`Resume`] is applied: from here on what was frozen runs, and commands are taken.
+    Resumed,
+}
+
+/// The agent's first words in a restored machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restored {
+    /// [`crate::VERSION`] of the agent.
+    pub version: u32,
+    /// `CLOCK_BOOTTIME` of the guest when the agent saw that its control stream was broken, in nanoseconds.
+    pub noticed_ns: u64,
+    /// The same clock when this message was written.
+    pub sent_ns: u64,
 }
 
 /// The agent's first words.
@@ -208,4 +266,59 @@ pub enum ExitStatus {
     Code(i32),
     /// A signal of this number ended it.
     Signal(i32),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes<T: Serialize>(message: &T) -> Vec<u8> {
+        postcard::to_extend(message, Vec::new()).unwrap()
+    }
+
+    /// Both sides of a snapshot may be built apart: whoever changes a message on purpose raises [`crate::VERSION`] and
+    /// this table.
+    #[test]
+    fn the_words_of_a_restore_have_the_bytes_that_version_2_gave_them() {
+        assert_eq!(crate::VERSION, 2);
+        assert_eq!(
+            bytes(&ToAgent::Freeze {
+                close_streams: true
+            }),
+            [6, 1]
+        );
+        assert_eq!(bytes(&ToAgent::Thaw), [7]);
+        assert_eq!(bytes(&FromAgent::Frozen), [5]);
+        assert_eq!(bytes(&FromAgent::Thawed), [7]);
+        assert_eq!(bytes(&FromAgent::Resumed), [9]);
+        let restored = FromAgent::Restored(Restored {
+            version: 2,
+            noticed_ns: 3,
+            sent_ns: 4,
+        });
+        assert_eq!(bytes(&restored), [8, 2, 3, 4]);
+        let resume = ToAgent::Resume(Resume {
+            realtime_ns: 1,
+            entropy: [2; 32],
+            hostname: "a".to_owned(),
+            machine_id: [3; 16],
+            boot_id: [4; 16],
+        });
+        let expected = [&[8, 1][..], &[2; 32], &[1, b'a'], &[3; 16], &[4; 16]].concat();
+        assert_eq!(bytes(&resume), expected);
+    }
+
+    #[test]
+    fn a_resume_that_is_cut_anywhere_is_no_message() {
+        let whole = bytes(&ToAgent::Resume(Resume {
+            realtime_ns: u64::MAX,
+            entropy: [0xff; 32],
+            hostname: "sandbox-1".to_owned(),
+            machine_id: [0; 16],
+            boot_id: [0; 16],
+        }));
+        for length in 0..whole.len() {
+            assert!(postcard::from_bytes::<ToAgent>(&whole[..length]).is_err());
+        }
+    }
 }

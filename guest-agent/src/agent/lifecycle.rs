@@ -154,7 +154,10 @@ impl Agent {
             command.signal(signal);
         }
         self.commands.insert(id, command);
-        self.control.send(&FromAgent::Spawned { command_id: id })?;
+        self.control.send(&FromAgent::Spawned {
+            command_id: id,
+            warm: false,
+        })?;
         match exit {
             Some(status) => self.exited(id, status),
             None => Ok(()),

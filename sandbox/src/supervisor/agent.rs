@@ -74,7 +74,7 @@ impl Supervisor {
                     _ => Reason::Crashed(Crash::new(CrashKind::AgentGone, sentence)),
                 });
             }
-            FromAgent::Spawned { command_id } => state.command_runs(command_id, now_ns),
+            FromAgent::Spawned { command_id, .. } => state.command_runs(command_id, now_ns),
             FromAgent::SpawnFailed {
                 command_id,
                 kind,

@@ -160,7 +160,13 @@ fn running(
         let (stderr, header) = peer.accept();
         assert_eq!(header.kind, StreamKind::Stderr);
         let command_id = spawn.command_id;
-        say(agent, &FromAgent::Spawned { command_id });
+        say(
+            agent,
+            &FromAgent::Spawned {
+                command_id,
+                warm: false,
+            },
+        );
         (spawning.join().unwrap().unwrap(), stdout, stderr)
     })
 }
@@ -407,7 +413,12 @@ fn an_agent_that_breaks_the_protocol_ends_the_machine() {
     let lies: [Lie; 6] = [
         |_| vec![0xff; 64],
         |_| framed(&hello(protocol::VERSION)),
-        |command_id| framed(&FromAgent::Spawned { command_id }),
+        |command_id| {
+            framed(&FromAgent::Spawned {
+                command_id,
+                warm: false,
+            })
+        },
         |id| framed(&exited(id + 1, ExitStatus::Code(0), 0)),
         |id| framed(&exited(id, ExitStatus::Code(256), 0)),
         |id| framed(&exited(id, ExitStatus::Signal(0), 0)),
@@ -597,7 +608,13 @@ fn a_stream_that_nobody_wants_does_not_hold_the_command_up() {
         let (stdout, _) = peer.accept();
         let (_stderr, _) = peer.accept();
         let command_id = spawn.command_id;
-        say(&mut agent, &FromAgent::Spawned { command_id });
+        say(
+            &mut agent,
+            &FromAgent::Spawned {
+                command_id,
+                warm: false,
+            },
+        );
         (stdout, spawning.join().unwrap().unwrap())
     });
 
