@@ -318,7 +318,7 @@ mod tests {
             boot_id: [0; 16],
         }));
         for length in 0..whole.len() {
-            assert!(postcard::from_bytes::<ToAgent>(&whole[..length]).is_err());
+            postcard::from_bytes::<ToAgent>(&whole[..length]).unwrap_err();
         }
     }
 }

@@ -36,6 +36,9 @@ const MAX_CONSOLE_BYTES: u64 = 1 << 30;
 /// The root image's name, as the guest reads it from the disk.
 const ROOT_SERIAL: &str = "root";
 
+/// The guest's host name where none was chosen; a fork's gets a suffix.
+pub(crate) const DEFAULT_HOSTNAME: &str = "sandvmm";
+
 /// What a sandbox is made from; all of it has defaults.
 #[derive(Debug)]
 pub struct SandboxBuilder {
@@ -62,7 +65,7 @@ impl SandboxBuilder {
             cpus: 1,
             memory_mib: 256,
             timeout: None,
-            hostname: "sandvmm".to_owned(),
+            hostname: DEFAULT_HOSTNAME.to_owned(),
             program: None,
             console: None,
             called_at: None,

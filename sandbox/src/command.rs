@@ -62,6 +62,8 @@ pub struct Command {
     stderr: Stdio,
     terminal: Option<TerminalSize>,
     output_limit_bytes: usize,
+    /// Whether the program stays, to be forked for later commands.
+    stays: bool,
 }
 
 impl Command {
@@ -78,7 +80,14 @@ impl Command {
             stderr: Stdio::piped(),
             terminal: None,
             output_limit_bytes: DEFAULT_OUTPUT_LIMIT_BYTES,
+            stays: false,
         }
+    }
+
+    /// Makes it an interpreter that stays.
+    pub(crate) fn stay(mut self) -> Self {
+        self.stays = true;
+        self
     }
 
     /// Adds an argument.
@@ -190,7 +199,12 @@ impl Command {
                 streams.push(Request::Discard(stderr.into()));
             }
         }
-        let frame = frame_of(&ToAgent::Spawn(self.message(id))).ok_or_else(|| {
+        let message = if self.stays {
+            ToAgent::WarmUp(self.message(id))
+        } else {
+            ToAgent::Spawn(self.message(id))
+        };
+        let frame = frame_of(&message).ok_or_else(|| {
             SpawnError::Invalid(format!(
                 "The arguments and variables take more than {} MiB",
                 frame::MAX_TO_AGENT_BYTES >> 20

@@ -15,6 +15,8 @@ pub struct Completion {
     pub usage: Usage,
     /// When it started and ended.
     pub clocks: CommandClocks,
+    /// Whether it was forked from a warm interpreter ([`crate::Sandbox::warm_up`]) and not started anew.
+    pub warm: bool,
 }
 
 /// How a command ended. Only [`Outcome::Exited`] with 0 is success.

@@ -15,6 +15,9 @@ use crate::shared::Shared;
 use crate::state::Request;
 use crate::write::{self, Target};
 
+/// The interpreter that can be warmed.
+const WARM_INTERPRETER: &str = "python3";
+
 /// One virtual machine, ready for commands. Dropping it ends it: nothing is left.
 #[derive(Debug)]
 pub struct Sandbox {
@@ -41,6 +44,17 @@ impl Sandbox {
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         Command::new(&self.shared, program.as_ref())
+    }
+
+    /// A command that starts `python3` in the guest, runs `code` in it, and has it stay: it has ended, with code 0, when
+    /// the code has run, and later commands `python3` of the same user are forked from it, with all its imports,
+    /// where that makes no difference to them. Its user can be set, and so can where its output goes, to see the
+    /// traceback of a code that fails (code 1). `docs/snapshots.md` says what is the same in a fork and what is not.
+    #[must_use]
+    pub fn warm_up(&self, code: &str) -> Command {
+        let mut command = Command::new(&self.shared, OsStr::new(WARM_INTERPRETER)).stay();
+        command.arg("-c").arg(code);
+        command
     }
 
     /// Writes a file in the guest, replacing one that is there atomically; missing folders are made.

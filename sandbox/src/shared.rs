@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::clock::{Clocks, CommandClocks, FirstOutput};
 use crate::crash::CrashKind;
 use crate::error::StartError;
+use crate::freeze::Standstill;
 use crate::outcome::{Completion, Ended, Outcome, Usage};
 use crate::state::{ClocksNs, CommandEntry, CommandState, Over, Phase, Refused, Request, State};
 
@@ -26,7 +27,7 @@ pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,
-    changed: Condvar,
+    pub(crate) changed: Condvar,
     /// Wakes the supervisor thread.
     pub(crate) wake: OwnedFd,
     /// What all clocks count from.
@@ -50,6 +51,7 @@ impl Shared {
                 start_error: None,
                 clocks: ClocksNs::default(),
                 cell: None,
+                standstill: Standstill::default(),
                 commands: HashMap::new(),
                 last_command_id: 0,
                 requests: VecDeque::new(),
@@ -112,6 +114,7 @@ impl Shared {
             id,
             CommandEntry {
                 state: CommandState::Starting,
+                warm: false,
                 detached: false,
             },
         );
@@ -291,7 +294,9 @@ impl Shared {
     }
 
     fn completion(&self, state: &State, id: u32, first_output: &FirstOutput) -> Option<Completion> {
-        let command = state.commands.get(&id).map(|entry| &entry.state);
+        let entry = state.commands.get(&id);
+        let warm = entry.is_some_and(|entry| entry.warm);
+        let command = entry.map(|entry| &entry.state);
         let started_ns = match command {
             Some(CommandState::Running { started_ns } | CommandState::Done { started_ns, .. }) => {
                 Some(*started_ns)
@@ -315,6 +320,7 @@ impl Shared {
                 outcome: outcome.clone(),
                 usage: *usage,
                 clocks,
+                warm,
             });
         }
         let outcome = match state.over()? {
@@ -329,6 +335,7 @@ impl Shared {
             outcome,
             usage: Usage::default(),
             clocks,
+            warm,
         })
     }
 

@@ -9,6 +9,7 @@ use protocol::message::{Exited, SpawnFailure};
 
 use crate::crash::Crash;
 use crate::error::StartError;
+use crate::freeze::Standstill;
 use crate::outcome::{ExitStatus, Outcome, Usage};
 
 /// Most bytes that wait for the agent to take them. What does not fit is refused.
@@ -74,6 +75,8 @@ pub(crate) enum CommandState {
 #[derive(Debug)]
 pub(crate) struct CommandEntry {
     pub(crate) state: CommandState,
+    /// Whether it was forked from a warm interpreter.
+    pub(crate) warm: bool,
     /// Whether nobody will ask for its end.
     pub(crate) detached: bool,
 }
@@ -98,6 +101,7 @@ pub(crate) struct State {
     pub(crate) clocks: ClocksNs,
     /// What is on of the cell around the machine's process, once that is known.
     pub(crate) cell: Option<jailer::Cell>,
+    pub(crate) standstill: Standstill,
     pub(crate) commands: HashMap<u32, CommandEntry>,
     pub(crate) last_command_id: u32,
     pub(crate) requests: VecDeque<Request>,
@@ -175,10 +179,11 @@ impl State {
     }
 
     /// The agent says that a command runs. False if it was not asked to start it.
-    pub(crate) fn command_runs(&mut self, id: u32, now_ns: u64) -> bool {
+    pub(crate) fn command_runs(&mut self, id: u32, warm: bool, now_ns: u64) -> bool {
         match self.commands.get_mut(&id) {
             Some(entry) if matches!(entry.state, CommandState::Starting) => {
                 entry.state = CommandState::Running { started_ns: now_ns };
+                entry.warm = warm;
                 self.clocks.command_started.get_or_insert(now_ns);
                 true
             }

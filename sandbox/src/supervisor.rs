@@ -83,6 +83,8 @@ struct Supervisor {
     agent_has_ended: bool,
     discarded: Vec<OwnedFd>,
     hostname: String,
+    /// Whether a restored guest was told what is new, and has not said yet that it took that.
+    resuming: bool,
     deadline: Option<(u64, Duration)>,
     boot_deadline_ns: u64,
     closing_deadline_ns: Option<u64>,
@@ -235,6 +237,7 @@ impl Supervisor {
             agent_has_ended: false,
             discarded: Vec::new(),
             hostname,
+            resuming: false,
             deadline,
             boot_deadline_ns: now_ns().saturating_add(nanos(BOOT_LIMIT)),
             closing_deadline_ns: None,

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use protocol::message::{Configure, FromAgent, Hello, ToAgent};
+use protocol::message::{Configure, FromAgent, Hello, Restored, Resume, ToAgent};
 
 use super::{Reason, Supervisor, random_bytes, system};
+use crate::builder::DEFAULT_HOSTNAME;
 use crate::clock::{guest_init_ns, nanos, now_ns, realtime_ns};
 use crate::control_stream::Received;
 use crate::crash::{Crash, CrashKind};
@@ -17,6 +18,9 @@ use crate::text::one_line;
 
 /// How long after the agent closed its stream the machine may take to say why: its kernel panics then.
 const AGENT_END_GRACE: Duration = Duration::from_secs(1);
+
+/// Random bytes in a fork's host name: two of a thousand forks are alike once in 10^13 times.
+const HOSTNAME_SUFFIX_BYTES: usize = 8;
 
 /// The agent, or what has taken its place, did something that it may not.
 pub(super) fn misbehaved(what: &str) -> Reason {
@@ -67,6 +71,15 @@ impl Supervisor {
                 self.greeted(&mut state, &hello, now_ns)?;
                 true
             }
+            FromAgent::Restored(restored) if matches!(state.phase, Phase::Booting) => {
+                self.restored(&mut state, &restored, now_ns)?
+            }
+            FromAgent::Resumed if self.resuming => {
+                self.resuming = false;
+                state.clocks.agent_ready = Some(now_ns);
+                state.phase = Phase::Ready;
+                true
+            }
             FromAgent::Fatal { message } => {
                 let sentence = one_line(message.as_bytes());
                 return Err(match state.phase {
@@ -74,13 +87,18 @@ impl Supervisor {
                     _ => Reason::Crashed(Crash::new(CrashKind::AgentGone, sentence)),
                 });
             }
-            FromAgent::Spawned { command_id, .. } => state.command_runs(command_id, now_ns),
+            FromAgent::Spawned { command_id, warm } => state.command_runs(command_id, warm, now_ns),
             FromAgent::SpawnFailed {
                 command_id,
                 kind,
                 message,
             } => state.command_failed(command_id, kind, one_line(message.as_bytes())),
             FromAgent::Exited(exited) => state.command_exited(&exited, now_ns),
+            FromAgent::Frozen => state.stands_still(),
+            FromAgent::FreezeFailed { message } => {
+                state.freeze_failed(one_line(message.as_bytes()))
+            }
+            FromAgent::Thawed => state.goes_on(),
             _ => false,
         };
         drop(state);
@@ -94,28 +112,83 @@ impl Supervisor {
 
     /// The guest stands: it is told its clock, its randomness and its name before anything else.
     fn greeted(&mut self, state: &mut State, hello: &Hello, now_ns: u64) -> Result<(), Reason> {
-        if hello.version != protocol::VERSION {
-            return Err(Reason::NotStarted(StartError::Version {
-                agent: hello.version,
-                library: protocol::VERSION,
-            }));
-        }
-        let entropy = random_bytes().map_err(|source| {
-            Reason::NotStarted(system("Reading the system's randomness")(source))
-        })?;
+        check_version(hello.version)?;
+        let entropy = fresh_bytes()?;
         let configure = ToAgent::Configure(Configure {
             realtime_ns: realtime_ns(),
             entropy,
             hostname: self.hostname.clone(),
         });
-        if let (Some(agent), Some(frame)) = (&mut self.agent, frame_of(&configure)) {
-            state.queued_to_agent_bytes += frame.len();
-            agent.queue(&frame);
-        }
+        self.queue_to_agent(state, &configure);
         let vcpu_running_ns = state.clocks.vcpu_running.unwrap_or(self.shared.called_ns);
         state.clocks.guest_init = Some(guest_init_ns(now_ns, vcpu_running_ns, hello));
         state.clocks.agent_ready = Some(now_ns);
         state.phase = Phase::Ready;
         Ok(())
     }
+
+    /// A restored guest greets: it is told what must be new in it, and is ready once it has applied that. False if it has
+    /// greeted before.
+    fn restored(
+        &mut self,
+        state: &mut State,
+        restored: &Restored,
+        now_ns: u64,
+    ) -> Result<bool, Reason> {
+        if self.resuming {
+            return Ok(false);
+        }
+        check_version(restored.version)?;
+        let (entropy, names) = (fresh_bytes()?, fresh_bytes()?);
+        let ([machine_id, boot_id], _) = names.as_chunks::<16>() else {
+            return Ok(false);
+        };
+        let resume = ToAgent::Resume(Resume {
+            // The last thing that is found out, so that it is as late as can be.
+            entropy,
+            hostname: self.hostname_of_fork(&fresh_bytes()?),
+            machine_id: *machine_id,
+            boot_id: *boot_id,
+            realtime_ns: realtime_ns(),
+        });
+        self.queue_to_agent(state, &resume);
+        self.resuming = true;
+        state.clocks.guest_init = Some(now_ns);
+        Ok(true)
+    }
+
+    /// A name that was chosen is the fork's; the default one gets a suffix, since no two machines of one snapshot
+    /// are to be alike.
+    fn hostname_of_fork(&self, random: &[u8]) -> String {
+        if self.hostname != DEFAULT_HOSTNAME {
+            return self.hostname.clone();
+        }
+        let mut name = format!("{DEFAULT_HOSTNAME}-");
+        for byte in random.iter().take(HOSTNAME_SUFFIX_BYTES) {
+            name.push_str(&format!("{byte:02x}"));
+        }
+        name
+    }
+
+    fn queue_to_agent(&mut self, state: &mut State, message: &ToAgent) {
+        if let (Some(agent), Some(frame)) = (&mut self.agent, frame_of(message)) {
+            state.queued_to_agent_bytes += frame.len();
+            agent.queue(&frame);
+        }
+    }
+}
+
+fn check_version(agent: u32) -> Result<(), Reason> {
+    if agent == protocol::VERSION {
+        return Ok(());
+    }
+    Err(Reason::NotStarted(StartError::Version {
+        agent,
+        library: protocol::VERSION,
+    }))
+}
+
+fn fresh_bytes() -> Result<[u8; 32], Reason> {
+    random_bytes()
+        .map_err(|source| Reason::NotStarted(system("Reading the system's randomness")(source)))
 }

@@ -1,6 +1,8 @@
 //! The state machine against a scripted machine and agent, over real sockets and with a real process. Whole
 //! machines are tested elsewhere: here stand the ends and the lies that a real one does not show on demand.
 
+mod restore;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -40,6 +42,11 @@ struct Peer {
 
 /// A sandbox whose guest is not ready yet, and its other side.
 fn sandbox(timeout: Option<Duration>) -> (Sandbox, Peer) {
+    sandbox_called("scripted", timeout)
+}
+
+fn sandbox_called(hostname: &str, timeout: Option<Duration>) -> (Sandbox, Peer) {
+    let hostname = hostname.to_owned();
     let now_ns = now_ns();
     let shared = Arc::new(Shared::new(now_ns).unwrap());
     let (socket, machine) = ControlSocket::pair().unwrap();
@@ -53,7 +60,6 @@ fn sandbox(timeout: Option<Duration>) -> (Sandbox, Peer) {
             ..jailer::Options::new(BOUNDS)
         };
         let process = jailer::start(Path::new("/bin/sh"), stdin.into(), options).unwrap();
-        let hostname = "scripted".to_owned();
         let supervisor = Supervisor::new(&supervised, socket, process, hostname, deadline);
         finish(&supervised, supervisor.supervise());
     });
