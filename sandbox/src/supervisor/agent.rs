@@ -67,7 +67,7 @@ impl Supervisor {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
         let taken = match message {
-            FromAgent::Hello(hello) if matches!(state.phase, Phase::Booting) => {
+            FromAgent::Hello(hello) if matches!(state.phase, Phase::Booting) && !self.resuming => {
                 self.greeted(&mut state, &hello, now_ns)?;
                 true
             }
