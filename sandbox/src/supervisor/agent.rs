@@ -46,7 +46,10 @@ impl Supervisor {
                 return Ok(());
             };
             match agent.receive() {
-                Received::Message(message) => self.agent_says(message)?,
+                // After a lie, or its last word, nothing that it says counts.
+                Received::Message(message) => self.agent_says(message).inspect_err(|_| {
+                    self.agent_has_ended = true;
+                })?,
                 Received::Nothing => return Ok(()),
                 Received::Ended => {
                     self.agent_has_ended = true;
