@@ -182,15 +182,15 @@ impl HostCommand {
         Ok((code, output.bytes()))
     }
 
-    /// Like [`Self::run`], and returns the end of what the command wrote to standard output as well.
+    /// Like [`Self::run`], and returns the end of what the command wrote to standard output as well, also where the host died.
     pub(crate) fn watch(
         &self,
         workspace: &Workspace,
         progress: &Progress,
-    ) -> Result<(u8, Vec<u8>), HostError> {
+    ) -> (Result<u8, HostError>, Vec<u8>) {
         let mut output = Output::Shown(Vec::new());
-        let code = self.run_to(&mut output, workspace, progress)?;
-        Ok((code, output.bytes()))
+        let result = self.run_to(&mut output, workspace, progress);
+        (result, output.bytes())
     }
 
     fn run_to(

@@ -227,8 +227,9 @@ fn command_line(plan: &Plan<'_>) -> Result<OsString, QemuError> {
         return Err(QemuError::AgentPath(plan.agent.to_owned()));
     }
     // The translator keeps the processors' time stamps in step; without a word about it Linux reads a slow timer instead.
-    // A panic restarts the machine at once, which -no-reboot turns into QEMU's end.
-    let base = "console=ttyS0 quiet loglevel=4 reboot=t panic=-1 cgroup_no_v1=all random.trust_cpu=on tsc=reliable";
+    // A panic restarts the machine at once, which -no-reboot turns into QEMU's end; a kernel that is damaged panics, and tests
+    // nothing any more.
+    let base = "console=ttyS0 quiet loglevel=4 reboot=t oops=panic panic=-1 cgroup_no_v1=all random.trust_cpu=on tsc=reliable";
     Ok(format!("{base} xtask.agent={agent}").into())
 }
 

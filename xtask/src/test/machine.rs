@@ -1,0 +1,306 @@
+//! The whole-machine tests, on a KVM host.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Deserialize;
+
+use super::MACHINE_TESTS;
+use super::verdict::{self, Verdict};
+use crate::cache::{Cache, CacheError};
+use crate::host::{HostCommand, HostError};
+use crate::image::{self, ImageError, Variant};
+use crate::packages::{self, Need, PackageError};
+use crate::progress::Progress;
+use crate::setup::{self, SetupError};
+use crate::tool::{self, ToolError};
+use crate::workspace::{Workspace, cargo};
+
+/// How long one program of tests may take, in seconds; it is ended then.
+const PROGRAM_MAX_S: u32 = 45 * 60;
+/// How often the tests go on in a new emulated host when the one before died. In the nested virtualization of QEMU 10.0, one of some
+/// hundred guest boots makes the emulated host's kernel take an exception between a guest's end and the return of its own
+/// per-processor pointer, of which that kernel dies.
+const HOST_DEATHS_MAX: u32 = 4;
+/// Programs with which the whole-machine tests make their own images.
+const NEEDS: [Need; 5] = [
+    Need::new("busybox", "busybox-static"),
+    Need::new("cpio", "cpio"),
+    Need::new("mkfs.erofs", "erofs-utils"),
+    Need::new("mkfs.ext4", "e2fsprogs"),
+    Need::new("mksquashfs", "squashfs-tools"),
+];
+/// Exit code of timeout(1) for a command that it ended.
+const EXIT_TIMED_OUT: u8 = 124;
+
+/// Why the whole-machine tests were not run, or not all.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MachineTestsError {
+    /// A program that the tests use is missing.
+    #[error(transparent)]
+    Packages(#[from] PackageError),
+    /// No kernel, image, agent or command.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// No image with the standard library's tests.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// A folder is not usable.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The tests do not build, or do not say their names.
+    #[error("Could not build the whole-machine tests")]
+    Build(#[from] ToolError),
+    /// No KVM host.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Some tests failed.
+    #[error("{0}")]
+    Failed(String),
+    /// They took too long.
+    #[error("The whole-machine tests were ended after {PROGRAM_MAX_S} s")]
+    TimedOut,
+    /// No test was run, or some were left out.
+    #[error("Whole-machine tests were skipped: {0}")]
+    Skipped(String),
+}
+
+/// Sets everything up, builds the whole-machine tests here, and runs them on a KVM host.
+pub(super) fn run(
+    workspace: &Workspace,
+    filters: &[OsString],
+    progress: &Progress,
+) -> Result<(), MachineTestsError> {
+    packages::ensure(&NEEDS, progress)?;
+    let programs = build()?;
+    let cache = Cache::open()?;
+    let data = setup::setup(workspace, &cache, progress)?;
+    let image = image::build(Variant::WithTests, &cache, progress)?;
+    setup::build_command(workspace, progress)?;
+    let scratch = Scratch::create()?;
+    let variables = [
+        ("SANDVMM_HOME", data.path()),
+        ("SANDVMM_TEST_ROOTFS", &image),
+        // The tests look for what is left behind: nobody else may leave anything there.
+        ("TMPDIR", &scratch.0),
+        // Tells the tests that they are on a KVM host: they may not skip.
+        ("SANDVMM_KVM_HOST", Path::new("1")),
+    ];
+    let mut passed = 0;
+    for program in programs {
+        let tests = Tests {
+            program: &program,
+            environment: variables.map(|(name, value)| (name.into(), value.into())),
+            filters,
+        };
+        passed += tests.run(workspace, progress)?;
+    }
+    if passed == 0 {
+        let reason = String::from("no test has these words in its name");
+        return Err(MachineTestsError::Skipped(reason));
+    }
+    Ok(())
+}
+
+/// One program of tests.
+struct Tests<'a> {
+    program: &'a Path,
+    environment: [(OsString, OsString); 4],
+    /// Words of which a test's name has one; all tests where there are none.
+    filters: &'a [OsString],
+}
+
+impl Tests<'_> {
+    /// Runs them and returns how many passed.
+    fn run(&self, workspace: &Workspace, progress: &Progress) -> Result<usize, MachineTestsError> {
+        let wanted = self.names()?;
+        let mut verdicts = verdict::Verdicts::new();
+        let mut host_deaths = 0;
+        let code = loop {
+            let (result, output) = self.command(verdicts.keys()).watch(workspace, progress);
+            verdicts.extend(verdict::in_output(&String::from_utf8_lossy(&output)));
+            match result {
+                Err(error @ HostError::Died { .. }) if host_deaths < HOST_DEATHS_MAX => {
+                    host_deaths += 1;
+                    progress.say(&error.to_string());
+                    progress.say(&format!(
+                        "The {} tests that had not ended by then run on a new emulated host",
+                        wanted
+                            .difference(&verdicts.keys().cloned().collect())
+                            .count()
+                    ));
+                }
+                other => break other?,
+            }
+        };
+        if code == EXIT_TIMED_OUT {
+            return Err(MachineTestsError::TimedOut);
+        }
+        judge(code, &wanted, &verdicts)
+    }
+
+    /// The names of the tests to run.
+    fn names(&self) -> Result<BTreeSet<String>, ToolError> {
+        let mut list = Command::new(self.program);
+        list.args(["--list", "--format", "terse", "--include-ignored"])
+            .args(self.filters);
+        let output = tool::run(&mut list)?;
+        Ok(String::from_utf8_lossy(&output)
+            .lines()
+            .filter_map(|line| line.strip_suffix(": test"))
+            .map(String::from)
+            .collect())
+    }
+
+    fn command<'b>(&self, ended: impl Iterator<Item = &'b String>) -> HostCommand {
+        let mut command = ["timeout", "--kill-after=10"].map(OsString::from).to_vec();
+        command.push(PROGRAM_MAX_S.to_string().into());
+        command.push(self.program.into());
+        command.push("--include-ignored".into());
+        command.extend(self.filters.iter().cloned());
+        if self.filters.is_empty() {
+            // The words of filters are parts of names, and then those to skip are as well.
+            command.push("--exact".into());
+        }
+        for name in ended {
+            command.extend(["--skip".into(), name.into()]);
+        }
+        HostCommand {
+            command,
+            environment: self.environment.to_vec(),
+            count_instructions: false,
+            resident: Vec::new(),
+        }
+    }
+}
+
+/// Judges one program's tests, and returns how many passed.
+fn judge(
+    code: u8,
+    wanted: &BTreeSet<String>,
+    verdicts: &verdict::Verdicts,
+) -> Result<usize, MachineTestsError> {
+    let with = |verdict| {
+        let names = verdicts.iter().filter(move |(_, found)| **found == verdict);
+        names.map(|(name, _)| name.as_str()).collect::<Vec<_>>()
+    };
+    let failed = with(Verdict::Failed);
+    if !failed.is_empty() {
+        let reason = format!("{} failed: {}", failed.len(), failed.join(", "));
+        return Err(MachineTestsError::Failed(reason));
+    }
+    if code != 0 {
+        let reason = format!("The tests ended with exit code {code}, though none of them failed");
+        return Err(MachineTestsError::Failed(reason));
+    }
+    let passed = with(Verdict::Passed);
+    let silent: Vec<_> = wanted
+        .iter()
+        .map(String::as_str)
+        .filter(|name| !passed.contains(name))
+        .collect();
+    if !silent.is_empty() {
+        return Err(MachineTestsError::Skipped(silent.join(", ")));
+    }
+    Ok(passed.len())
+}
+
+/// A folder for temporary files; removed at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn create() -> Result<Self, CacheError> {
+        let folder = std::env::temp_dir().join(format!("sandvmm-test-{}", std::process::id()));
+        std::fs::create_dir(&folder).map_err(CacheError::io("create the folder", &folder))?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // It is empty unless a test failed, and in the emulated host all writing to it was to that host's memory.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// One line of cargo's JSON; the lines for other things have no `executable`.
+#[derive(Deserialize)]
+struct Artifact {
+    executable: Option<PathBuf>,
+}
+
+/// Builds the tests and returns their programs.
+fn build() -> Result<Vec<PathBuf>, MachineTestsError> {
+    let mut build = cargo();
+    build.args([
+        "test",
+        "--no-run",
+        "--quiet",
+        "--message-format",
+        "json",
+        "--package",
+        MACHINE_TESTS,
+    ]);
+    let messages = tool::run(&mut build)?;
+    let programs: Vec<PathBuf> = String::from_utf8_lossy(&messages)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Artifact>(line).ok()?.executable)
+        .collect();
+    if programs.is_empty() {
+        return Err(MachineTestsError::Skipped(format!(
+            "{MACHINE_TESTS} has none"
+        )));
+    }
+    Ok(programs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(names: &[&str]) -> BTreeSet<String> {
+        names.iter().copied().map(String::from).collect()
+    }
+
+    #[test]
+    fn all_tests_that_passed_are_a_success() {
+        let verdicts = verdict::in_output("test a::b ... ok\ntest c ... ok\n");
+
+        assert!(matches!(
+            judge(0, &wanted(&["a::b", "c"]), &verdicts),
+            Ok(2)
+        ));
+    }
+
+    #[test]
+    fn a_test_without_a_word_or_ignored_is_no_success() {
+        let verdicts = verdict::in_output("test a ... ok\ntest b ... ignored, no KVM host\n");
+
+        let missing = judge(0, &wanted(&["a", "c"]), &verdicts);
+        let ignored = judge(0, &wanted(&["a", "b"]), &verdicts);
+
+        assert!(matches!(missing, Err(MachineTestsError::Skipped(names)) if names == "c"));
+        assert!(matches!(ignored, Err(MachineTestsError::Skipped(names)) if names == "b"));
+    }
+
+    #[test]
+    fn a_failure_is_one_whatever_came_after_it() {
+        let verdicts = verdict::in_output("test a ... FAILED\ntest b ... ok\n");
+
+        let judged = judge(0, &wanted(&["a", "b"]), &verdicts);
+
+        assert!(matches!(judged, Err(MachineTestsError::Failed(reason)) if reason.contains('a')));
+    }
+
+    #[test]
+    fn a_program_that_fails_without_a_test_that_does_is_no_success() {
+        let verdicts = verdict::in_output("test a ... ok\n");
+
+        assert!(matches!(
+            judge(101, &wanted(&["a"]), &verdicts),
+            Err(MachineTestsError::Failed(_))
+        ));
+    }
+}
