@@ -2,6 +2,7 @@
 //! relays, and never for anything else.
 
 mod lifecycle;
+mod standstill;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES};
 use protocol::message::{
-    Configure, FileWritten, FromAgent, SpawnFailure, StreamKind, ToAgent, WriteFile,
+    Configure, FileWritten, FromAgent, Resume, SpawnFailure, StreamKind, ToAgent, WriteFile,
 };
 use protocol::port::HOST_CID;
 use rustix::event::epoll::EventFlags;
@@ -30,6 +31,7 @@ use crate::relays::Relays;
 use crate::spawn::Stage;
 use crate::stage::Order;
 use crate::streams::{Arrived, Pending};
+use standstill::Standstill;
 
 /// The cgroup in which files are written.
 const FILES_CGROUP: &str = "files";
@@ -47,6 +49,10 @@ pub struct Setup {
     pub stage_program: String,
     /// Takes over clock, randomness and names.
     pub configure: fn(&Configure) -> Result<(), IdentityError>,
+    /// Takes over what is new in a restored machine.
+    pub renew: fn(&Resume) -> Result<(), IdentityError>,
+    /// Dials another control stream, once the first is closed.
+    pub redial: fn() -> io::Result<OwnedFd>,
 }
 
 /// Why the loop ended.
@@ -75,7 +81,14 @@ pub struct Agent {
     files_cgroup: Cgroup,
     stage_program: String,
     configure: fn(&Configure) -> Result<(), IdentityError>,
+    renew: fn(&Resume) -> Result<(), IdentityError>,
+    redial: fn() -> io::Result<OwnedFd>,
     configured: bool,
+    standstill: Standstill,
+    /// How often the machine was restored: commands of former ones may still have cgroups of the same id.
+    generation: u32,
+    /// Commands of former machines that still run.
+    inherited: Vec<(Pid, Cgroup)>,
     poll: Poll,
     reaper: Reaper,
     pending: Pending,
@@ -101,7 +114,12 @@ impl Agent {
             workload: setup.workload,
             stage_program: setup.stage_program,
             configure: setup.configure,
+            renew: setup.renew,
+            redial: setup.redial,
             configured: false,
+            standstill: Standstill::default(),
+            generation: 0,
+            inherited: Vec::new(),
             poll: Poll::new()?,
             reaper: Reaper::start()?,
             pending: Pending::default(),
@@ -112,7 +130,7 @@ impl Agent {
         };
         agent
             .poll
-            .add(&agent.control, Token::Control, EventFlags::IN)?;
+            .add(agent.control.descriptor()?, Token::Control, EventFlags::IN)?;
         agent
             .poll
             .add(&agent.listener, Token::Listener, EventFlags::IN)?;
@@ -148,12 +166,22 @@ impl Agent {
         loop {
             let timeout = self.timeout(Instant::now());
             for (token, flags) in self.poll.wait(timeout)? {
-                self.handle(token, flags)?;
+                let handled = self.handle(token, flags);
+                self.unless_restored(handled)?;
             }
             let now = Instant::now();
             self.relays.run_ready(now);
-            self.tick(now)?;
+            let ticked = self.tick(now);
+            self.unless_restored(ticked)?;
             self.adjust_interest()?;
+        }
+    }
+
+    /// A failed control stream is none if the machine was restored.
+    fn unless_restored(&mut self, result: Result<(), AgentError>) -> Result<(), AgentError> {
+        match result {
+            Err(AgentError::Control(error)) => self.control_broke(error),
+            result => result,
         }
     }
 
@@ -207,6 +235,9 @@ impl Agent {
                 let _ = cgroup.map(Cgroup::kill);
             }
             ToAgent::Resize { command_id, size } => self.resize(command_id, size),
+            ToAgent::Freeze { close_streams } => self.freeze(close_streams)?,
+            ToAgent::Thaw => self.thaw()?,
+            ToAgent::Resume(resume) => self.resume(&resume)?,
             // A host that knows more words than the agent has another version, which it was told.
             _ => {}
         }
@@ -293,7 +324,9 @@ impl Agent {
     /// Does what is due by time.
     fn tick(&mut self, now: Instant) -> Result<(), AgentError> {
         self.pending.expire(now);
-        let late = |command: &Command| matches!(command, Command::Gathering { deadline, .. } if *deadline <= now);
+        // A command that waits for a thaw waits for its host no longer.
+        let waits = !self.stands_still();
+        let late = |command: &Command| matches!(command, Command::Gathering { deadline, .. } if waits && *deadline <= now);
         let late: Vec<u32> = self
             .commands
             .iter()
@@ -306,6 +339,7 @@ impl Agent {
             self.refuse(id, Failure::new(SpawnFailure::Invalid, message))?;
         }
         self.relays.tick(now);
+        self.go_on_freezing(now)?;
         self.leftovers.retain_mut(|(cgroup, tries)| {
             *tries = tries.saturating_sub(1);
             cgroup.remove().is_err() && *tries > 0
@@ -319,7 +353,7 @@ impl Agent {
             return Some(Duration::ZERO);
         }
         let commands = self.commands.values().filter_map(|command| match command {
-            Command::Gathering { deadline, .. } => Some(*deadline),
+            Command::Gathering { deadline, .. } if !self.stands_still() => Some(*deadline),
             _ => None,
         });
         let due = commands
@@ -328,7 +362,8 @@ impl Agent {
             .min();
         let due = due.map(|due| due.saturating_duration_since(now));
         let leftovers = (!self.leftovers.is_empty()).then_some(CGROUP_REMOVE_WAIT);
-        due.into_iter().chain(leftovers).min()
+        let freeze = self.freeze_wait();
+        due.into_iter().chain(leftovers).chain(freeze).min()
     }
 
     /// Waits for the listener only while there is room, and for room on the control stream only when needed.
@@ -350,8 +385,11 @@ impl Agent {
             } else {
                 EventFlags::empty()
             };
-            self.poll
-                .modify(&self.control, Token::Control, EventFlags::IN | extra)?;
+            self.poll.modify(
+                self.control.descriptor()?,
+                Token::Control,
+                EventFlags::IN | extra,
+            )?;
             self.control_waits_to_write = backlog;
         }
         Ok(())

@@ -21,7 +21,7 @@ use socket2::Socket;
 use crate::agent::{Agent, Setup};
 use crate::cgroup::{self, Workload};
 use crate::limits::{COMMAND_DESCRIPTORS_HARD, FATAL_WAIT, MAX_AGENT_DESCRIPTORS};
-use crate::{control, identity, kmsg, network, root, spawn};
+use crate::{control, identity, kmsg, network, renew, root, spawn};
 
 /// The life of PID 1. Returns only if even the restart of the machine fails, upon which the kernel panics.
 #[must_use]
@@ -54,6 +54,8 @@ fn serve(init_started_ns: u64) -> Result<std::convert::Infallible, String> {
         workload,
         stage_program: spawn::OWN_PROGRAM.to_owned(),
         configure: identity::apply,
+        renew: renew::apply,
+        redial: control::dial,
     };
     let mut agent =
         Agent::new(setup).map_err(|error| format!("The agent's loop can't start: {error}"))?;
@@ -119,7 +121,8 @@ fn fatal(stream: Option<OwnedFd>, message: String) -> String {
     message
 }
 
-fn boottime_ns() -> u64 {
+/// The guest's `CLOCK_BOOTTIME`, in nanoseconds.
+pub(crate) fn boottime_ns() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
     let nanos = u64::try_from(now.tv_nsec).unwrap_or_default();

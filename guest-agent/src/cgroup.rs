@@ -58,6 +58,29 @@ impl Workload {
         Ok(Self { path })
     }
 
+    /// Stops every process in it and below, also those that are just being forked; [`Self::is_frozen`] says when they
+    /// stand (kernel: `cgroup-v2.rst`, "cgroup.freeze").
+    ///
+    /// # Errors
+    /// That of the write.
+    pub fn freeze(&self) -> io::Result<()> {
+        fs::write(self.path.join("cgroup.freeze"), "1")
+    }
+
+    /// Lets them go on.
+    ///
+    /// # Errors
+    /// That of the write.
+    pub fn thaw(&self) -> io::Result<()> {
+        fs::write(self.path.join("cgroup.freeze"), "0")
+    }
+
+    /// Whether all of them stand.
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        keyed_value(&read_file(&self.path.join("cgroup.events")), "frozen") == Some(1)
+    }
+
     /// Makes the cgroup called `name`.
     ///
     /// # Errors
@@ -107,12 +130,17 @@ impl Cgroup {
     }
 
     fn read(&self, name: &str) -> String {
-        let mut text = String::new();
-        if let Ok(file) = File::open(self.path.join(name)) {
-            let _ = file.take(MAX_CGROUP_FILE_BYTES).read_to_string(&mut text);
-        }
-        text
+        read_file(&self.path.join(name))
     }
+}
+
+/// The text of an interface file; empty if it can't be read.
+fn read_file(path: &Path) -> String {
+    let mut text = String::new();
+    if let Ok(file) = File::open(path) {
+        let _ = file.take(MAX_CGROUP_FILE_BYTES).read_to_string(&mut text);
+    }
+    text
 }
 
 /// Puts the calling process into the cgroup at `path`.
@@ -189,6 +217,23 @@ mod tests {
                 cpu_time_us: 77
             }
         );
+    }
+
+    #[test]
+    fn a_workload_is_frozen_when_the_kernel_says_so_and_not_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let workload = Workload::create(folder.path(), 256 << 20).unwrap();
+        let file = |name: &str| folder.path().join("workload").join(name);
+
+        workload.freeze().unwrap();
+        assert_eq!(fs::read_to_string(file("cgroup.freeze")).unwrap(), "1");
+        assert!(!workload.is_frozen());
+        fs::write(file("cgroup.events"), "populated 1\nfrozen 0\n").unwrap();
+        assert!(!workload.is_frozen());
+        fs::write(file("cgroup.events"), "populated 1\nfrozen 1\n").unwrap();
+        assert!(workload.is_frozen());
+        workload.thaw().unwrap();
+        assert_eq!(fs::read_to_string(file("cgroup.freeze")).unwrap(), "0");
     }
 
     #[test]

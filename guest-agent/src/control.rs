@@ -11,7 +11,8 @@ use rustix::io::Errno;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::limits::{
-    CONTROL_DIAL_WAIT, CONTROL_DIALS, LISTEN_BACKLOG, MAX_CONTROL_BACKLOG_BYTES, RELAY_BYTES,
+    CONTROL_DIAL_FIRST_WAIT, CONTROL_DIAL_WAIT, CONTROL_DIALS, LISTEN_BACKLOG,
+    MAX_CONTROL_BACKLOG_BYTES, RELAY_BYTES,
 };
 use crate::relay::set_nonblocking;
 
@@ -39,7 +40,8 @@ pub enum ControlError {
 /// The agent's end.
 #[derive(Debug)]
 pub struct Control {
-    stream: OwnedFd,
+    /// None once it was closed.
+    stream: Option<OwnedFd>,
     decoder: Decoder,
     backlog: Vec<u8>,
 }
@@ -52,10 +54,30 @@ impl Control {
     pub fn new(stream: OwnedFd) -> io::Result<Self> {
         set_nonblocking(&stream)?;
         Ok(Self {
-            stream,
+            stream: Some(stream),
             decoder: Decoder::new(MAX_TO_AGENT_BYTES),
             backlog: Vec::new(),
         })
+    }
+
+    /// Closes it and takes over the one that `dial` then gives, which may come from the same port. What was not sent or
+    /// not read whole is forgotten.
+    ///
+    /// # Errors
+    /// That of `dial`, or when the stream can't be made non-blocking. There is none then.
+    pub fn replace(&mut self, dial: fn() -> io::Result<OwnedFd>) -> io::Result<()> {
+        self.stream = None;
+        *self = Self::new(dial()?)?;
+        Ok(())
+    }
+
+    /// Its descriptor.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        let stream = self.stream.as_ref().map(AsFd::as_fd);
+        stream.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// Reads what is there and returns the messages in it.
@@ -66,7 +88,8 @@ impl Control {
         let mut messages = Vec::new();
         // Level-triggered: what is left is read in the next round.
         let buffer = buffer.get_mut(..RELAY_BYTES).unwrap_or_default();
-        match rustix::io::read(&self.stream, &mut *buffer) {
+        let stream = self.stream.as_ref().ok_or(ControlError::Closed)?;
+        match rustix::io::read(stream, &mut *buffer) {
             Ok(0) => return Err(ControlError::Closed),
             Ok(count) => self.decoder.push(buffer.get(..count).unwrap_or_default()),
             Err(Errno::AGAIN | Errno::INTR) => {}
@@ -97,8 +120,9 @@ impl Control {
     /// # Errors
     /// See [`ControlError`].
     pub fn flush(&mut self) -> Result<(), ControlError> {
+        let stream = self.stream.as_ref().ok_or(ControlError::Closed)?;
         while !self.backlog.is_empty() {
-            match rustix::io::write(&self.stream, &self.backlog) {
+            match rustix::io::write(stream, &self.backlog) {
                 Ok(count) => drop(self.backlog.drain(..count)),
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
@@ -116,23 +140,19 @@ impl Control {
     }
 }
 
-impl AsFd for Control {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
-    }
-}
-
 /// Dials the host from the privileged source port, several times if need be.
 ///
 /// # Errors
 /// That of the last try.
 pub fn dial() -> io::Result<OwnedFd> {
     let mut tries = 1;
+    let mut wait = CONTROL_DIAL_FIRST_WAIT;
     loop {
         match dial_once() {
             Err(_) if tries < CONTROL_DIALS => {
                 tries += 1;
-                sleep(CONTROL_DIAL_WAIT);
+                sleep(wait);
+                wait = (2 * wait).min(CONTROL_DIAL_WAIT);
             }
             result => return result,
         }

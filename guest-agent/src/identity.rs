@@ -21,8 +21,10 @@ const HOSTS: &str = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopba
 #[derive(Debug, thiserror::Error)]
 #[error("The guest could not be configured: {step}: {source}")]
 pub struct IdentityError {
-    step: &'static str,
-    source: io::Error,
+    /// What was being done.
+    pub(crate) step: &'static str,
+    /// What the kernel said.
+    pub(crate) source: io::Error,
 }
 
 /// Takes over everything that the host says.
@@ -30,22 +32,11 @@ pub struct IdentityError {
 /// # Errors
 /// [`IdentityError`] on the first step that fails.
 pub fn apply(configure: &Configure) -> Result<(), IdentityError> {
-    let now = Timespec {
-        tv_sec: i64::try_from(configure.realtime_ns / NANOS_PER_SECOND).unwrap_or(i64::MAX),
-        tv_nsec: i64::try_from(configure.realtime_ns % NANOS_PER_SECOND).unwrap_or_default(),
-    };
-    rustix::time::clock_settime(ClockId::Realtime, now).map_err(|errno| IdentityError {
-        step: "set the clock",
-        source: errno.into(),
-    })?;
+    set_clock(configure.realtime_ns)?;
     // Mixed in, not credited: the kernel was seeded by the boot protocol already.
     write_to("/dev/urandom", &configure.entropy).map_err(failed("mix in randomness"))?;
     let name = hostname(&configure.hostname).map_err(failed("take the host name"))?;
-    rustix::system::sethostname(name.as_bytes()).map_err(|errno| IdentityError {
-        step: "set the host name",
-        source: errno.into(),
-    })?;
-    fs::write("/etc/hostname", format!("{name}\n")).map_err(failed("write /etc/hostname"))?;
+    set_hostname(name)?;
     let hosts = read_small("/etc/hosts");
     if let Some(hosts) = hosts_with(&hosts, name) {
         fs::write("/etc/hosts", hosts).map_err(failed("write /etc/hosts"))?;
@@ -62,7 +53,28 @@ pub fn apply(configure: &Configure) -> Result<(), IdentityError> {
     Ok(())
 }
 
-fn failed(step: &'static str) -> impl Fn(io::Error) -> IdentityError {
+/// Sets the wall clock.
+pub(crate) fn set_clock(realtime_ns: u64) -> Result<(), IdentityError> {
+    let now = Timespec {
+        tv_sec: i64::try_from(realtime_ns / NANOS_PER_SECOND).unwrap_or(i64::MAX),
+        tv_nsec: i64::try_from(realtime_ns % NANOS_PER_SECOND).unwrap_or_default(),
+    };
+    rustix::time::clock_settime(ClockId::Realtime, now).map_err(|errno| IdentityError {
+        step: "set the clock",
+        source: errno.into(),
+    })
+}
+
+/// Sets the kernel's host name and the file's.
+pub(crate) fn set_hostname(name: &str) -> Result<(), IdentityError> {
+    rustix::system::sethostname(name.as_bytes()).map_err(|errno| IdentityError {
+        step: "set the host name",
+        source: errno.into(),
+    })?;
+    fs::write("/etc/hostname", format!("{name}\n")).map_err(failed("write /etc/hostname"))
+}
+
+pub(crate) fn failed(step: &'static str) -> impl Fn(io::Error) -> IdentityError {
     move |source| IdentityError { step, source }
 }
 
@@ -70,7 +82,7 @@ fn write_to(path: &str, bytes: &[u8]) -> io::Result<()> {
     File::options().write(true).open(path)?.write_all(bytes)
 }
 
-fn read_small(path: &str) -> String {
+pub(crate) fn read_small(path: &str) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(path) {
         let _ = file.take(MAX_SMALL_FILE_BYTES).read_to_end(&mut bytes);
@@ -79,7 +91,7 @@ fn read_small(path: &str) -> String {
 }
 
 /// Checks a host name, since it goes into files that programs parse.
-fn hostname(name: &str) -> io::Result<&str> {
+pub(crate) fn hostname(name: &str) -> io::Result<&str> {
     let fits = !name.is_empty()
         && name.len() <= MAX_HOSTNAME_BYTES
         && name
@@ -90,7 +102,7 @@ fn hostname(name: &str) -> io::Result<&str> {
 }
 
 /// The text of `/etc/hosts` once it knows `localhost` and the host's own name; none when it does already.
-fn hosts_with(hosts: &str, name: &str) -> Option<String> {
+pub(crate) fn hosts_with(hosts: &str, name: &str) -> Option<String> {
     let knows = |wanted: &str| {
         hosts
             .lines()
@@ -133,10 +145,19 @@ fn is_machine_id(text: &str) -> bool {
 fn new_machine_id() -> io::Result<String> {
     let mut bytes = [0_u8; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    let mut number = u128::from_be_bytes(bytes);
-    number = number & !(0xf << 76) | (0x4 << 76);
-    number = number & !(0x3 << 62) | (0x2 << 62);
-    Ok(format!("{number:032x}\n"))
+    Ok(machine_id(bytes))
+}
+
+/// A machine id of these random bytes.
+pub(crate) fn machine_id(bytes: [u8; 16]) -> String {
+    format!("{:032x}\n", version_4(bytes))
+}
+
+/// A version 4 UUID of these random bytes (RFC 9562, §5.4).
+pub(crate) fn version_4(bytes: [u8; 16]) -> u128 {
+    let number = u128::from_be_bytes(bytes);
+    let number = number & !(0xf << 76) | (0x4 << 76);
+    number & !(0x3 << 62) | (0x2 << 62)
 }
 
 #[cfg(test)]

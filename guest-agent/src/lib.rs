@@ -22,6 +22,7 @@ pub mod program;
 pub mod reaper;
 pub mod relay;
 pub mod relays;
+pub mod renew;
 pub mod root;
 pub mod spawn;
 pub mod stage;

@@ -39,11 +39,21 @@ pub const DRAIN_IDLE: Duration = Duration::from_secs(2);
 /// as gone.
 pub const MAX_CONTROL_BACKLOG_BYTES: usize = 1 << 20;
 
-/// Tries to dial the control stream, and the wait between two. After the last the machine ends.
+/// Tries to dial the control stream: 20 waits, a second in all. After the last the machine ends.
 pub const CONTROL_DIALS: u32 = 20;
 
-/// Wait between two tries to dial the control stream.
-pub const CONTROL_DIAL_WAIT: Duration = Duration::from_millis(50);
+/// Wait behind the first failed try to dial the control stream; each further one is twice as long.
+pub const CONTROL_DIAL_FIRST_WAIT: Duration = Duration::from_millis(1);
+
+/// Longest wait between two tries to dial the control stream.
+pub const CONTROL_DIAL_WAIT: Duration = Duration::from_millis(64);
+
+/// How long it may take until all that runs in the guest stands still; the kernel needs a moment for each process,
+/// and a command that is being started is let start first. Then the host is told, and everything goes on.
+pub const FREEZE_WAIT: Duration = Duration::from_secs(10);
+
+/// Wait between two looks whether all stands still.
+pub const FREEZE_LOOK_WAIT: Duration = Duration::from_millis(1);
 
 /// How long the agent waits for the host to end the machine after it has said
 /// [`protocol::message::FromAgent::Fatal`]. Then it ends the machine itself.

@@ -59,6 +59,12 @@ impl Relays {
         &mut self.buffer
     }
 
+    /// Closes all of them, with both their ends.
+    pub fn clear(&mut self) {
+        self.relays.clear();
+        self.ready.clear();
+    }
+
     /// Whether a relay waits for its turn.
     #[must_use]
     pub fn has_ready(&self) -> bool {

@@ -48,7 +48,11 @@ impl Agent {
         Ok(())
     }
 
+    /// Starts a command that has all its streams, or will once what stands still goes on.
     pub(super) fn start(&mut self, id: u32) -> Result<(), AgentError> {
+        if self.stands_still() {
+            return Ok(());
+        }
         let Some(Command::Gathering { spawn, streams, .. }) = self.commands.remove(&id) else {
             return Ok(());
         };
@@ -62,7 +66,7 @@ impl Agent {
             Ok(ends) => ends,
             Err(error) => return self.refuse(id, exhausted("the command's streams", &error)),
         };
-        let cgroup = match self.workload.child(&id.to_string()) {
+        let cgroup = match self.workload.child(&format!("{}-{id}", self.generation)) {
             Ok(cgroup) => cgroup,
             Err(error) => return self.refuse(id, exhausted("the command's cgroup", &error)),
         };
@@ -190,6 +194,7 @@ impl Agent {
             .iter_mut()
             .find(|(_, command)| command.pid() == Some(pid));
         let Some((id, command)) = found.map(|(id, command)| (*id, command)) else {
+            self.inherited_ended(pid);
             return Ok(());
         };
         if let Command::Starting(starting) = command {
