@@ -9,11 +9,13 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::Mutex;
 
+use serde::{Deserialize, Serialize};
 use vm_superio::{Serial, Trigger, serial::NoEvents};
 
 use crate::bus::{BusDevice, FLOATING};
 use crate::interrupt::Interrupt;
 use crate::lock;
+use crate::virtio::StateError;
 
 /// Number of ports.
 pub const SERIAL_LEN: u64 = 8;
@@ -51,6 +53,33 @@ impl SerialPort {
         }
     }
 
+    /// As [`Self::new`], with the registers of a snapshot. The tail begins empty.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::SerialInput`] where the state holds more than a port can.
+    pub fn restore(
+        line: Option<Box<dyn Interrupt>>,
+        sink: Sink,
+        state: &SerialState,
+    ) -> Result<Self, StateError> {
+        let uart =
+            Serial::from_state(&state.to_uart(), Line(line), NoEvents, sink).map_err(|_| {
+                StateError::SerialInput {
+                    bytes: state.in_buffer.len(),
+                }
+            })?;
+        Ok(Self {
+            uart: Mutex::new(uart),
+        })
+    }
+
+    /// The registers, for a snapshot.
+    #[must_use]
+    pub fn save(&self) -> SerialState {
+        SerialState::of(lock(&self.uart).state())
+    }
+
     /// The end of what the guest printed, at most [`TAIL_LEN`] bytes.
     #[must_use]
     pub fn tail(&self) -> Vec<u8> {
@@ -61,6 +90,55 @@ impl SerialPort {
     #[must_use]
     pub fn panic_message(&self) -> Option<String> {
         panic_message(&self.tail())
+    }
+}
+
+/// What a snapshot keeps of the port: the registers of a 16550, by their names in its data sheet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names are the registers'")]
+pub struct SerialState {
+    pub divisor_low: u8,
+    pub divisor_high: u8,
+    pub interrupt_enable: u8,
+    pub interrupt_identification: u8,
+    pub line_control: u8,
+    pub line_status: u8,
+    pub modem_control: u8,
+    pub modem_status: u8,
+    pub scratch: u8,
+    /// What waits to be read: at most 64 bytes, put there by the port's own loopback.
+    pub in_buffer: Vec<u8>,
+}
+
+impl SerialState {
+    fn of(uart: vm_superio::SerialState) -> Self {
+        Self {
+            divisor_low: uart.baud_divisor_low,
+            divisor_high: uart.baud_divisor_high,
+            interrupt_enable: uart.interrupt_enable,
+            interrupt_identification: uart.interrupt_identification,
+            line_control: uart.line_control,
+            line_status: uart.line_status,
+            modem_control: uart.modem_control,
+            modem_status: uart.modem_status,
+            scratch: uart.scratch,
+            in_buffer: uart.in_buffer,
+        }
+    }
+
+    fn to_uart(&self) -> vm_superio::SerialState {
+        vm_superio::SerialState {
+            baud_divisor_low: self.divisor_low,
+            baud_divisor_high: self.divisor_high,
+            interrupt_enable: self.interrupt_enable,
+            interrupt_identification: self.interrupt_identification,
+            line_control: self.line_control,
+            line_status: self.line_status,
+            modem_control: self.modem_control,
+            modem_status: self.modem_status,
+            scratch: self.scratch,
+            in_buffer: self.in_buffer.clone(),
+        }
     }
 }
 
@@ -356,5 +434,33 @@ mod tests {
             port.write(0, b"x");
         }
         assert!(port.tail().is_empty());
+    }
+
+    #[test]
+    fn test_registers_survive_a_snapshot() {
+        let port = SerialPort::new(None, Sink::new());
+        port.write(7, &[0x5a]);
+        port.write(4, &[0x10]);
+        port.write(0, b"x");
+        let state = port.save();
+        assert_eq!(
+            (state.scratch, state.in_buffer.as_slice()),
+            (0x5a, &b"x"[..])
+        );
+
+        let restored = SerialPort::restore(None, Sink::new(), &state).unwrap();
+
+        assert_eq!(restored.save(), state);
+        let mut byte = [0];
+        restored.read(0, &mut byte);
+        assert_eq!(&byte, b"x");
+    }
+
+    #[test]
+    fn test_restore_more_input_than_a_port_holds_returns_serial_input() {
+        let mut state = SerialPort::new(None, Sink::new()).save();
+        state.in_buffer = vec![0; 65];
+        let error = SerialPort::restore(None, Sink::new(), &state).unwrap_err();
+        assert!(matches!(error, StateError::SerialInput { bytes: 65 }));
     }
 }

@@ -21,7 +21,8 @@ use virtio_bindings::virtio_blk::{
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 use crate::virtio::{
-    Activation, ActivationError, ActiveQueue, Drained, QueueEvents, VirtioDevice, read_config_bytes,
+    Activation, ActivationError, ActiveQueue, Drained, QueueEvents, QueuePosition, VirtioDevice,
+    read_config_bytes,
 };
 pub use disk::{Disk, SECTOR_SIZE};
 use request::{
@@ -183,6 +184,10 @@ impl VirtioDevice for Block {
     fn reset(&mut self) {
         // Requests are served whole under the device's lock: none is in flight here.
         self.queue = None;
+    }
+
+    fn positions(&self) -> Vec<QueuePosition> {
+        self.queue.iter().map(ActiveQueue::position).collect()
     }
 }
 

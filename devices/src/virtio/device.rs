@@ -23,6 +23,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::interrupt::VirtioInterrupt;
 use super::queue::ActiveQueue;
+use super::state::QueuePosition;
 
 /// A device without its transport.
 pub trait VirtioDevice: Debug + Send {
@@ -54,6 +55,10 @@ pub trait VirtioDevice: Debug + Send {
 
     /// Drops queues, work in flight and connections: back to the state before `activate`. May be called when idle.
     fn reset(&mut self);
+
+    /// How far the queues in service are, in their order; none when idle. With the registers this is all that a snapshot needs: a
+    /// device gives every chain back in the round in which it took it, so between two rounds none is in its hands.
+    fn positions(&self) -> Vec<QueuePosition>;
 }
 
 /// What a device gets when the driver is ready.

@@ -97,6 +97,25 @@ impl VirtioInterrupt {
         self.shared.device_status.fetch_or(bits, Ordering::SeqCst);
     }
 
+    /// Sets both registers as a snapshot has them. Nobody is told: see [`Self::repeat`].
+    pub(super) fn restore(&self, device_status: u32, interrupt_status: u32) {
+        self.shared
+            .interrupt_status
+            .store(interrupt_status, Ordering::SeqCst);
+        self.shared
+            .device_status
+            .store(device_status, Ordering::SeqCst);
+    }
+
+    /// Raises the line again where a reason is pending: an interrupt that was on its way to the interrupt controller when a
+    /// snapshot was taken may be in neither. One too many finds a driver that reads the same reason, or none.
+    pub(super) fn repeat(&self) {
+        if self.interrupt_status() != 0 {
+            // A line that can't be raised costs an interrupt, as everywhere.
+            let _ = self.shared.line.trigger();
+        }
+    }
+
     /// Back to the state after power-on. Called when the device has stopped.
     pub(super) fn reset(&self) {
         self.shared.interrupt_status.store(0, Ordering::SeqCst);

@@ -30,9 +30,12 @@ use super::device::{Activation, ActivationError, QueueEvents, VirtioDevice};
 use super::interrupt::VirtioInterrupt;
 use super::queue::ActiveQueue;
 use super::registers::{QueueLayout, QueueRegisters, first_overlap};
+use super::state::QueuePosition;
 use crate::bus::BusDevice;
 use crate::interrupt::Interrupt;
 use crate::lock;
+
+mod preserve;
 
 /// Length of the register file with its configuration space, in bytes.
 pub const MMIO_LEN: u64 = 0x1000;
@@ -331,7 +334,8 @@ impl<D: VirtioDevice> MmioTransport<D> {
 
     /// Turns the queue registers into queues and hands them to the device, or says that it needs a reset.
     fn driver_ok(&self, registers: &Registers) {
-        if self.activate(registers).is_ok() {
+        let beginnings = vec![QueuePosition::default(); registers.queues.len()];
+        if self.activate(registers, &beginnings).is_ok() {
             self.interrupt.add_device_status(VIRTIO_CONFIG_S_DRIVER_OK);
             // A driver may have made buffers available before; and the device begins on the event loop.
             (0..self.queue_events.len()).for_each(|index| self.queue_events.kick(index));
@@ -341,7 +345,12 @@ impl<D: VirtioDevice> MmioTransport<D> {
         }
     }
 
-    fn activate(&self, registers: &Registers) -> Result<(), ActivationError> {
+    /// Takes the device into service with its queues at these positions, one for each.
+    fn activate(
+        &self,
+        registers: &Registers,
+        positions: &[QueuePosition],
+    ) -> Result<(), ActivationError> {
         let layouts = registers
             .queues
             .iter()
@@ -356,10 +365,12 @@ impl<D: VirtioDevice> MmioTransport<D> {
         let event_idx = features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
         let queues = layouts
             .into_iter()
+            .zip(positions)
             .enumerate()
-            .map(|(index, layout)| {
+            .map(|(index, (layout, position))| {
                 ActiveQueue::new(
                     layout,
+                    *position,
                     event_idx,
                     self.memory.clone(),
                     self.interrupt.clone(),

@@ -10,6 +10,7 @@ pub mod interrupt;
 pub mod mmio;
 pub mod queue;
 pub mod registers;
+pub mod state;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -18,3 +19,4 @@ pub use device::{Activation, ActivationError, QueueEvents, VirtioDevice, read_co
 pub use interrupt::VirtioInterrupt;
 pub use mmio::MmioTransport;
 pub use queue::{ActiveQueue, Drained, QueueError};
+pub use state::{Preserve, QueuePosition, StateError, TransportState};

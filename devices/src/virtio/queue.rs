@@ -17,6 +17,7 @@ use vm_memory::GuestMemoryMmap;
 use super::chain::Chain;
 use super::interrupt::VirtioInterrupt;
 use super::registers::QueueLayout;
+use super::state::QueuePosition;
 
 /// How a driver broke its ring. The queue has retired and the driver was told.
 #[derive(Debug, thiserror::Error)]
@@ -80,9 +81,11 @@ impl fmt::Debug for ActiveQueue {
 }
 
 impl ActiveQueue {
-    /// Takes a checked layout into service, at the ring's beginning.
+    /// Takes a checked layout into service, at a position: the ring's beginning, or where a snapshot left it. A position that
+    /// does not fit what the rings say is found as a driver's wrong index is.
     pub(super) fn new(
         layout: QueueLayout,
+        position: QueuePosition,
         event_idx: bool,
         memory: GuestMemoryMmap,
         interrupt: VirtioInterrupt,
@@ -93,14 +96,25 @@ impl ActiveQueue {
         queue.try_set_avail_ring_address(layout.driver_area())?;
         queue.try_set_used_ring_address(layout.device_area())?;
         queue.set_event_idx(event_idx);
+        queue.set_next_avail(position.served);
+        queue.set_next_used(position.served);
         queue.set_ready(true);
         Ok(Self {
             queue,
             layout,
             memory,
             interrupt,
-            retired: false,
+            retired: position.is_retired,
         })
+    }
+
+    /// How far it is. Every chain that was taken has been given back.
+    #[must_use]
+    pub fn position(&self) -> QueuePosition {
+        QueuePosition {
+            served: self.queue.next_used(),
+            is_retired: self.retired,
+        }
     }
 
     /// The number of descriptors.

@@ -59,7 +59,7 @@ pub enum LayoutError {
 }
 
 /// The registers of one queue: whatever the driver wrote.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueRegisters {
     max_size: u16,
     /// QueueNum.

@@ -11,6 +11,7 @@ use super::device::{Activation, ActivationError, VirtioDevice};
 use super::interrupt::VirtioInterrupt;
 use super::queue::ActiveQueue;
 use super::registers::{QueueLayout, QueueRegisters};
+use super::state::QueuePosition;
 use crate::interrupt::Interrupt;
 
 /// Descriptor flags (virtio 1.2 §2.7.5).
@@ -133,7 +134,14 @@ impl DriverQueue {
 
     /// The device's side, with EVENT_IDX negotiated.
     pub(crate) fn activate(&self, interrupt: &VirtioInterrupt) -> ActiveQueue {
-        ActiveQueue::new(self.layout(), true, self.memory.clone(), interrupt.clone()).unwrap()
+        ActiveQueue::new(
+            self.layout(),
+            QueuePosition::default(),
+            true,
+            self.memory.clone(),
+            interrupt.clone(),
+        )
+        .unwrap()
     }
 
     /// Writes one descriptor, whatever is in it.

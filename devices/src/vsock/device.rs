@@ -5,13 +5,14 @@ use std::io;
 use std::os::unix::net::UnixStream;
 
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 
 use super::limits::Limits;
 use super::muxer::{Filled, Muxer};
 use crate::virtio::{
-    Activation, ActivationError, ActiveQueue, Drained, QueueError, QueueEvents, VirtioDevice,
-    read_config_bytes,
+    Activation, ActivationError, ActiveQueue, Drained, QueueError, QueueEvents, QueuePosition,
+    StateError, VirtioDevice, read_config_bytes,
 };
 
 /// `VIRTIO_VSOCK_F_STREAM` (virtio 1.2 §5.10.3): bit 0. Sockets of packets (bit 1) are not offered.
@@ -46,6 +47,14 @@ pub trait Incoming: Debug + Send {
         host_port: u32,
         guest_port: u32,
     ) -> Result<(), Refused>;
+}
+
+/// What a snapshot keeps of the device beside its queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VsockState {
+    /// The port that the next connection from the host has: going on from there, none comes from a port that the guest's
+    /// kernel may not have forgotten yet.
+    pub next_host_port: u32,
 }
 
 /// Nobody on the host wants the connection.
@@ -133,6 +142,23 @@ impl Vsock {
         // The request is sent from the event loop.
         self.queue_events.kick(RECEIVE);
         Ok(())
+    }
+
+    /// What a snapshot keeps beside the queues. Connections are not in it: none survives.
+    #[must_use]
+    pub fn save(&self) -> VsockState {
+        VsockState {
+            next_host_port: self.muxer.next_host_port(),
+        }
+    }
+
+    /// Goes on from a snapshot: to be followed by [`Self::reset_transport`] before the guest runs.
+    ///
+    /// # Errors
+    ///
+    /// [`StateError::HostPort`] where the state is of no device like this.
+    pub fn restore(&mut self, state: VsockState) -> Result<(), StateError> {
+        self.muxer.set_next_host_port(state.next_host_port)
     }
 
     /// Ends all connections and tells the guest so, as after a restore from a snapshot (virtio 1.2 §5.10.6.7): the guest's
@@ -278,6 +304,14 @@ impl VirtioDevice for Vsock {
         self.active = None;
         self.transport_reset_owed = false;
         self.muxer.forget_guest();
+    }
+
+    fn positions(&self) -> Vec<QueuePosition> {
+        self.active
+            .iter()
+            .flat_map(|queues| [&queues.receive, &queues.transmit, &queues.event])
+            .map(ActiveQueue::position)
+            .collect()
     }
 }
 

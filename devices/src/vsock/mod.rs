@@ -30,4 +30,4 @@ mod packet;
 mod tests;
 mod watched;
 
-pub use device::{ConnectError, Incoming, Refused, Vsock};
+pub use device::{ConnectError, Incoming, Refused, Vsock, VsockState};

@@ -16,7 +16,7 @@ use super::packet::{
 };
 use super::watched::Watched;
 use super::{ConnectError, Incoming};
-use crate::virtio::Buffers;
+use crate::virtio::{Buffers, StateError};
 
 /// Names a connection for as long as the device lives; never used twice, so a late event finds nobody.
 type Id = u64;
@@ -184,6 +184,20 @@ impl Muxer {
         }
         self.resets.clear();
         // `next_host_port` goes on, so that no connection comes from a port that the guest has just known.
+    }
+
+    /// The host port that the next connection to the guest has.
+    pub(super) fn next_host_port(&self) -> u32 {
+        self.next_host_port
+    }
+
+    /// Goes on counting host ports from here.
+    pub(super) fn set_next_host_port(&mut self, port: u32) -> Result<(), StateError> {
+        if !(FIRST_HOST_PORT..=LAST_HOST_PORT).contains(&port) {
+            return Err(StateError::HostPort { port });
+        }
+        self.next_host_port = port;
+        Ok(())
     }
 
     /// Connections that are held for the guest or for the host.

@@ -8,11 +8,11 @@ use std::os::unix::net::UnixStream;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::super::ConnectError;
-use super::super::limits::Limits;
+use super::super::limits::{FIRST_HOST_PORT, Limits};
 use super::super::packet::{Header, Op};
 use super::guest::{EVENTS, Machine, RX, TX, data, ops, packet};
-use crate::virtio::VirtioDevice;
 use crate::virtio::testing::Piece;
+use crate::virtio::{StateError, VirtioDevice};
 
 const PORT: u32 = 1000;
 const SERVICE: u32 = 7;
@@ -398,4 +398,24 @@ fn streams_that_come_and_go_in_every_order_leave_nothing() {
     assert_eq!(machine.connection_count(), 0);
     assert_eq!(machine.budget_bytes(), Limits::DEFAULT.buffer_budget_bytes);
     assert_eq!(machine.turns(10), 0);
+}
+
+#[test]
+fn host_ports_go_on_after_a_snapshot() {
+    let machine = Machine::new();
+    let mut device = machine.device.lock().unwrap();
+    let mut state = device.save();
+    assert_eq!(state.next_host_port, FIRST_HOST_PORT);
+
+    state.next_host_port = FIRST_HOST_PORT + 5;
+    device.restore(state).unwrap();
+    assert_eq!(device.save(), state);
+
+    for port in [0, FIRST_HOST_PORT - 1, 1 << 31, u32::MAX] {
+        state.next_host_port = port;
+        assert!(matches!(
+            device.restore(state),
+            Err(StateError::HostPort { port: refused }) if refused == port
+        ));
+    }
 }

@@ -14,6 +14,7 @@ const HEADER: u64 = 0x8000;
 const STATUS_BYTE: u64 = 0x9000;
 const DATA: u64 = 0x1_0000;
 mod life;
+mod preserve;
 mod queues;
 mod random;
 mod registers;

@@ -159,6 +159,10 @@ impl VirtioDevice for Idle {
     fn reset(&mut self) {
         self.active_queues = 0;
     }
+
+    fn positions(&self) -> Vec<QueuePosition> {
+        vec![QueuePosition::default(); self.active_queues]
+    }
 }
 
 /// Starts a device with two queues, the second one `distance` bytes behind the first. The result is the status and
