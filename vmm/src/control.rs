@@ -41,6 +41,39 @@ pub enum ToMachine {
         /// Guest port.
         port: u32,
     },
+    /// Go on from a snapshot; first message, sent once, in place of [`Self::Start`]. Descriptors, in this order: `/dev/kvm`, the
+    /// state file, the memory file, the console's sink if [`RestoreConfig::has_console`], then one for each of
+    /// [`RestoreConfig::disks`].
+    Restore(RestoreConfig),
+    /// Take a snapshot, answered by [`FromMachine::SnapshotTaken`] or [`FromMachine::SnapshotFailed`]. Descriptors, in this order:
+    /// `/dev/kvm`, a file for the state, empty, and one for the memory, as long as that is and without content; both regular
+    /// files open for writing.
+    Snapshot {
+        /// What becomes of the machine.
+        then: Then,
+    },
+}
+
+/// What a machine does when its snapshot has been taken, or could not be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Then {
+    /// It runs on.
+    Resume,
+    /// Its processors stay where they are, for the supervisor to end it.
+    Stay,
+}
+
+/// A machine to go on with from a snapshot. Memory, processors and their number are in the snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoreConfig {
+    /// Whether a descriptor is attached that gets all console output, as in [`MachineConfig::has_console`].
+    pub has_console: bool,
+    /// The disks that the machine had: as many, as large, and with the same access.
+    pub disks: Vec<DiskConfig>,
+    /// Whether the host's processor is to be compared with the snapshot's. A supervisor that has done so since the host booted
+    /// spares its machines the question, which takes KVM a while.
+    pub check_host: bool,
 }
 
 /// A machine to build.
@@ -94,6 +127,10 @@ pub enum FromMachine {
         /// Guest port that it dialled from.
         guest_port: u32,
     },
+    /// The snapshot is in its files.
+    SnapshotTaken(Taken),
+    /// There is no snapshot, and the machine is as it was: a sentence that says why.
+    SnapshotFailed(String),
     /// Last message: the machine has ended by itself.
     Ended {
         /// Why.
@@ -101,6 +138,17 @@ pub enum FromMachine {
         /// The last bytes that the guest wrote to its console.
         console_tail: Vec<u8>,
     },
+}
+
+/// A snapshot that was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// Bytes of the state file.
+    pub state_bytes: u64,
+    /// Bytes of memory that are not zeros, in pages: what the memory file takes of its file system.
+    pub memory_bytes: u64,
+    /// How long the processors were kept out of the guest, in nanoseconds.
+    pub paused_ns: u64,
 }
 
 /// Why a machine ended without its supervisor's asking.

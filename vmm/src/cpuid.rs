@@ -101,11 +101,48 @@ impl CpuidTemplate {
             .collect();
         for entry in &mut entries {
             filter_entry(entry, vcpu_count, has_tsc_deadline);
+            // Ids of the host's processor that happened to answer: each vCPU has its own.
+            match entry.function {
+                1 => entry.ebx &= 0x00ff_ffff,
+                0x8000_001e => (entry.eax, entry.ebx) = (0, 0),
+                _ => {}
+            }
         }
         Self {
             entries,
             vcpu_count,
         }
+    }
+
+    /// As a snapshot has kept it: see [`Self::entries`].
+    #[must_use]
+    pub fn from_entries(entries: Vec<kvm_cpuid_entry2>, vcpu_count: u8) -> Self {
+        Self {
+            entries,
+            vcpu_count: u32::from(vcpu_count),
+        }
+    }
+
+    /// What a snapshot keeps.
+    #[must_use]
+    pub fn entries(&self) -> &[kvm_cpuid_entry2] {
+        &self.entries
+    }
+
+    /// The first leaf that the other says something else in, or lacks.
+    #[must_use]
+    pub fn first_difference(&self, other: &Self) -> Option<u32> {
+        let key = |entry: &kvm_cpuid_entry2| (entry.function, entry.index);
+        self.entries
+            .iter()
+            .find(|entry| !other.entries.contains(entry))
+            .or_else(|| {
+                other
+                    .entries
+                    .iter()
+                    .find(|entry| !self.entries.iter().any(|own| key(own) == key(entry)))
+            })
+            .map(|entry| entry.function)
     }
 
     /// The extended states that the processors have, as XCR0 takes them; `None` without XSAVE.

@@ -2,14 +2,14 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use devices::vsock::{Incoming, Refused, Vsock};
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 
-use crate::builder::Subscriber;
-use crate::control::{ControlSocket, EndReason, FromMachine, ToMachine};
+use crate::control::{ControlSocket, EndReason, FromMachine, Then, ToMachine};
 use crate::end::EndSignal;
+use crate::machine::{Subscriber, lock};
 
 /// Most events that are taken from the system at once.
 const MAX_EVENTS: usize = 64;
@@ -23,13 +23,20 @@ pub(crate) enum LoopError {
     Manager(#[from] event_manager::Error),
 }
 
-/// Why the event loop is over.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Over {
+/// Why the event loop comes back.
+#[derive(Debug)]
+pub(crate) enum Turn {
     /// The supervisor closed its end of the socket, died, or said something that is no message.
-    Supervisor,
+    SupervisorIsGone,
     /// The machine ended by itself.
-    Machine(EndReason),
+    Ended(EndReason),
+    /// The supervisor wants a snapshot.
+    Snapshot {
+        /// What is to be done then.
+        then: Then,
+        /// What came with the message.
+        descriptors: Vec<OwnedFd>,
+    },
 }
 
 /// Offers the guest's connections to the supervisor, who closes those that it does not want.
@@ -59,13 +66,13 @@ struct Control {
     socket: Arc<ControlSocket>,
     end: Arc<EndSignal>,
     vsock: Arc<Mutex<Vsock>>,
-    over: Option<Over>,
+    turn: Option<Turn>,
 }
 
 impl Control {
     fn hear_supervisor(&mut self, events: EventSet) {
         if events.intersects(EventSet::HANG_UP | EventSet::READ_HANG_UP | EventSet::ERROR) {
-            self.over = Some(Over::Supervisor);
+            self.turn = Some(Turn::SupervisorIsGone);
             return;
         }
         match self.socket.try_receive() {
@@ -73,8 +80,13 @@ impl Control {
                 self.connect(port, descriptors);
             }
             Ok(None) => {}
+            Ok(Some((ToMachine::Snapshot { then }, descriptors))) => {
+                self.turn = Some(Turn::Snapshot { then, descriptors });
+            }
             // A second start, or no message at all: nobody who speaks so can be followed.
-            Ok(Some((ToMachine::Start(_), _))) | Err(_) => self.over = Some(Over::Supervisor),
+            Ok(Some((ToMachine::Start(_) | ToMachine::Restore(_), _))) | Err(_) => {
+                self.turn = Some(Turn::SupervisorIsGone);
+            }
         }
     }
 
@@ -98,7 +110,7 @@ impl MutEventSubscriber for Control {
             ))
             .and_then(|()| ops.add(Events::new(self.end.event(), EventSet::IN)));
         if let Err(error) = registered {
-            self.over = Some(Over::Machine(EndReason::HostFailed(format!(
+            self.turn = Some(Turn::Ended(EndReason::HostFailed(format!(
                 "The event loop took no more descriptors: {error}"
             ))));
         }
@@ -110,7 +122,7 @@ impl MutEventSubscriber for Control {
         } else {
             // The reset port rings without a reason: it is one.
             let reason = self.end.reason().unwrap_or(EndReason::Reset);
-            self.over.get_or_insert(Over::Machine(reason));
+            self.turn.get_or_insert(Turn::Ended(reason));
         }
     }
 }
@@ -136,7 +148,7 @@ impl EventLoop {
             socket: Arc::clone(socket),
             end: Arc::clone(end),
             vsock: Arc::clone(vsock),
-            over: None,
+            turn: None,
         }));
         let mut manager = EventManager::<Subscriber>::new_with_capacity(MAX_EVENTS)?;
         manager.add_subscriber(Arc::clone(&control) as Subscriber);
@@ -146,15 +158,15 @@ impl EventLoop {
         Ok(Self { manager, control })
     }
 
-    /// Serves everything until the machine is over.
+    /// Serves everything until there is something for the machine as a whole. It may be called again.
     ///
     /// # Errors
     /// See [`LoopError`].
-    pub(crate) fn run(&mut self) -> Result<Over, LoopError> {
+    pub(crate) fn run(&mut self) -> Result<Turn, LoopError> {
         loop {
             self.manager.run()?;
-            if let Some(over) = lock(&self.control).over.take() {
-                return Ok(over);
+            if let Some(turn) = lock(&self.control).turn.take() {
+                return Ok(turn);
             }
         }
     }
@@ -162,8 +174,4 @@ impl EventLoop {
 
 fn raw(socket: &ControlSocket) -> RawFd {
     socket.as_fd().as_raw_fd()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

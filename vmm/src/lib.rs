@@ -21,11 +21,16 @@ mod event_loop;
 pub mod host;
 pub mod kernel;
 pub mod layout;
+mod machine;
 pub mod memory;
 pub mod mptable;
 pub mod registers;
+pub mod restore;
 mod serve;
+mod shell;
+pub mod snapshot;
 pub mod vcpu;
 mod volatile_io;
+mod wiring;
 
 pub use serve::{Hooks, Served, ThreadKind, serve, serve_with};

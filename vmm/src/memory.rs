@@ -1,12 +1,14 @@
 //! Guest memory: private, anonymous, with a hole below 4 GiB for the devices.
 
+use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use vm_memory::{
-    Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
-    MmapRegion,
+    Address, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, MmapRegion,
     mmap::{MmapRegionBuilder, MmapRegionError},
 };
 
@@ -45,6 +47,19 @@ pub enum MemoryError {
     /// The regions do not fit together.
     #[error("The guest's memory can't be put together")]
     Collect(#[source] vm_memory::GuestRegionCollectionError),
+    /// A snapshot's memory file could not be looked at.
+    #[error("The system did not tell the size of the snapshot's memory file")]
+    Inspect(#[source] io::Error),
+    /// A snapshot's memory file is another's, or cut.
+    #[error(
+        "The snapshot's memory file has {bytes} bytes, and the machine's memory {needed}: it was cut, or is another snapshot's"
+    )]
+    SnapshotSize {
+        /// The file's size.
+        bytes: u64,
+        /// The machine's memory.
+        needed: u64,
+    },
     /// KVM refused a memory slot.
     #[error("KVM did not take {bytes:#x} bytes of memory at guest address {address:#x}")]
     Slot {
@@ -82,18 +97,27 @@ pub fn ranges(memory_mib: u32) -> Result<Vec<(u64, u64)>, MemoryError> {
 pub fn map(memory_mib: u32) -> Result<GuestMemoryMmap, MemoryError> {
     let regions = ranges(memory_mib)?
         .into_iter()
-        .map(|(address, bytes)| map_region(memory_mib, address, bytes))
+        .map(|(address, bytes)| map_region(memory_mib, address, bytes, None))
         .collect::<Result<Vec<_>, _>>()?;
     GuestMemoryMmap::from_regions(regions).map_err(MemoryError::Collect)
 }
 
-fn map_region(memory_mib: u32, address: u64, bytes: u64) -> Result<GuestRegionMmap, MemoryError> {
+/// Maps one range privately: from a file, or of zeros.
+fn map_region(
+    memory_mib: u32,
+    address: u64,
+    bytes: u64,
+    file: Option<FileOffset>,
+) -> Result<GuestRegionMmap, MemoryError> {
     let too_big = MemoryError::Size { memory_mib };
     let Ok(size) = usize::try_from(bytes) else {
         return Err(too_big);
     };
-    let mapping =
-        map_huge_aligned(size).map_err(|source| MemoryError::Map { memory_mib, source })?;
+    let mapping = match file {
+        Some(file) => private_mapping(size, 0).with_file_offset(file).build(),
+        None => map_huge_aligned(size),
+    }
+    .map_err(|source| MemoryError::Map { memory_mib, source })?;
     GuestRegionMmap::new(mapping, GuestAddress(address)).ok_or(too_big)
 }
 
@@ -116,10 +140,41 @@ fn map_huge_aligned(size: usize) -> Result<MmapRegion, MmapRegionError> {
 }
 
 fn map_anonymous(size: usize) -> Result<MmapRegion, MmapRegionError> {
+    private_mapping(size, libc::MAP_ANONYMOUS).build()
+}
+
+fn private_mapping(size: usize, kind: libc::c_int) -> MmapRegionBuilder<()> {
     MmapRegionBuilder::new(size)
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-        .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
-        .build()
+        .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_NORESERVE | kind)
+}
+
+/// Maps the memory that a snapshot has left in `file`, range after range: privately, so that what the guest writes stays in this
+/// process, and pages that it only reads are the page cache's, shared with every other machine of the snapshot.
+///
+/// The file must not be cut while it is mapped: a page that is gone ends the process.
+///
+/// # Errors
+/// See [`MemoryError`].
+pub fn map_snapshot(memory_mib: u32, file: &Arc<File>) -> Result<GuestMemoryMmap, MemoryError> {
+    let needed = u64::from(memory_mib) << 20;
+    let metadata = file.metadata().map_err(MemoryError::Inspect)?;
+    if !metadata.is_file() || metadata.len() != needed {
+        return Err(MemoryError::SnapshotSize {
+            bytes: metadata.len(),
+            needed,
+        });
+    }
+    let mut offset = 0;
+    let regions = ranges(memory_mib)?
+        .into_iter()
+        .map(|(address, bytes)| {
+            let part = FileOffset::from_arc(Arc::clone(file), offset);
+            offset += bytes;
+            map_region(memory_mib, address, bytes, Some(part))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    GuestMemoryMmap::from_regions(regions).map_err(MemoryError::Collect)
 }
 
 /// Gives the memory to the virtual machine, one slot a region.

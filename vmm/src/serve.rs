@@ -3,15 +3,22 @@
 use std::error::Error;
 use std::fmt::{Debug, Write as _};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::builder::{self, Machine, Parts};
-use crate::control::{ControlSocket, EndReason, FromMachine, MAX_CONSOLE_TAIL_BYTES, ToMachine};
-use crate::event_loop::{EventLoop, Offer, Over};
+use crate::builder;
+use crate::control::{
+    ControlSocket, EndReason, FromMachine, MAX_CONSOLE_TAIL_BYTES, Then, ToMachine,
+};
+use crate::event_loop::{EventLoop, Offer, Turn};
+use crate::machine::{Machine, Parts};
+use crate::restore;
+use crate::snapshot::{self, Files};
+use crate::vcpu::Vcpu;
 
 /// How long the last message waits for a supervisor that does not read.
 const MAX_LAST_WORD_WAIT: Duration = Duration::from_secs(1);
@@ -73,46 +80,93 @@ pub fn serve(socket: ControlSocket) -> Served {
 #[must_use]
 pub fn serve_with(socket: ControlSocket, hooks: &Arc<dyn Hooks>) -> Served {
     let process_started_ns = monotonic_ns();
-    let (config, descriptors) = match socket.receive() {
-        Ok((ToMachine::Start(config), descriptors)) => (config, descriptors),
+    let (order, descriptors) = match socket.receive::<ToMachine>() {
+        Ok((order @ (ToMachine::Start(_) | ToMachine::Restore(_)), descriptors)) => {
+            (order, descriptors)
+        }
         _ => return Served::NoStart,
     };
     let socket = Arc::new(socket);
-    let guest_connections = Box::new(Offer(Arc::clone(&socket)));
     let Parts {
         machine,
         subscribers,
-        vsock,
-    } = match builder::build(&config, descriptors, guest_connections, hooks) {
+    } = match build(order, descriptors, &socket, hooks) {
         Ok(parts) => parts,
-        Err(error) => {
-            let reason = EndReason::StartFailed(sentence(&error));
-            say_last(&socket, reason, Vec::new());
+        Err(sentence) => {
+            say_last(&socket, EndReason::StartFailed(sentence), Vec::new());
             return Served::Ended;
         }
     };
-    let over = EventLoop::new(&socket, &machine.end, &vsock, subscribers)
+    let reason = EventLoop::new(&socket, &machine.end, &machine.vsock, subscribers)
         .map_err(|error| EndReason::HostFailed(sentence(&error)))
         .and_then(|mut event_loop| {
             hooks
                 .before_serving(ThreadKind::Main)
                 .map_err(|error| EndReason::StartFailed(sentence(&error)))?;
             start(&socket, &machine, process_started_ns);
-            event_loop
-                .run()
-                .map_err(|error| EndReason::HostFailed(sentence(&error)))
+            run(&socket, &machine, &mut event_loop)
         });
-    let reason = match over {
-        Ok(Over::Supervisor) => {
+    let reason = match reason {
+        Ok(None) => {
             hooks.over(Served::Closed);
             return Served::Closed;
         }
-        Ok(Over::Machine(reason)) | Err(reason) => reason,
+        Ok(Some(reason)) | Err(reason) => reason,
     };
     // Before the machine goes: giving back its memory takes a while, and the supervisor need not wait for it.
     say_last(&socket, reason, tail(machine.serial.tail()));
     hooks.over(Served::Ended);
     Served::Ended
+}
+
+/// Builds what the first message asks for; a sentence where it can't be.
+fn build(
+    order: ToMachine,
+    descriptors: Vec<OwnedFd>,
+    socket: &Arc<ControlSocket>,
+    hooks: &Arc<dyn Hooks>,
+) -> Result<Parts, String> {
+    let guest_connections = Box::new(Offer(Arc::clone(socket)));
+    match order {
+        ToMachine::Start(config) => {
+            builder::build(&config, descriptors, guest_connections, hooks).map_err(|e| sentence(&e))
+        }
+        ToMachine::Restore(config) => {
+            restore::restore(config, descriptors, guest_connections, hooks)
+                .map_err(|error| sentence(&error))
+        }
+        _ => Err("The supervisor did not say what to build".to_owned()),
+    }
+}
+
+/// Serves the machine until it is over: the reason, or none where the supervisor wants no more of it.
+fn run(
+    socket: &ControlSocket,
+    machine: &Machine,
+    event_loop: &mut EventLoop,
+) -> Result<Option<EndReason>, EndReason> {
+    loop {
+        let turn = event_loop
+            .run()
+            .map_err(|error| EndReason::HostFailed(sentence(&error)))?;
+        match turn {
+            Turn::SupervisorIsGone => return Ok(None),
+            Turn::Ended(reason) => return Ok(Some(reason)),
+            Turn::Snapshot { then, descriptors } => {
+                let taken =
+                    Files::sort(descriptors).and_then(|files| snapshot::take(machine, files));
+                let answer = match taken {
+                    Ok(taken) => FromMachine::SnapshotTaken(taken),
+                    Err(error) => FromMachine::SnapshotFailed(sentence(&error)),
+                };
+                if then == Then::Resume {
+                    machine.vcpus.iter().for_each(Vcpu::resume);
+                }
+                // Waits for a supervisor that has asked and so reads; one that is gone is seen next.
+                let _ = socket.send(&answer, &[]);
+            }
+        }
+    }
 }
 
 fn start(socket: &ControlSocket, machine: &Machine, process_started_ns: u64) {

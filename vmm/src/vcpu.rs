@@ -27,6 +27,9 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use crate::control::EndReason;
 use crate::end::EndSignal;
 use crate::serve::{Hooks, ThreadKind};
+use crate::snapshot;
+use crate::snapshot::state::VcpuState;
+use crate::snapshot::vcpu::SaveVcpuError;
 
 /// How often the first entry into the guest may fail for want of memory, and how long to wait in between: under load the host may
 /// need a moment to find pages.
@@ -89,6 +92,10 @@ struct Shared {
 struct Status {
     wanted: Wanted,
     state: State,
+    /// The paused thread is to save its processor: with these model-specific registers.
+    save: Option<Arc<[u32]>>,
+    /// What came of it.
+    saved: Option<Result<VcpuState, SaveVcpuError>>,
 }
 
 /// The `immediate_exit` byte of a vCPU's shared page.
@@ -128,6 +135,8 @@ impl Vcpu {
             status: Mutex::new(Status {
                 wanted: Wanted::Pause,
                 state: State::Paused,
+                save: None,
+                saved: None,
             }),
             changed: Condvar::new(),
             kick: Mutex::new(Some(ImmediateExit(immediate_exit.cast()))),
@@ -160,6 +169,32 @@ impl Vcpu {
         self.want(Wanted::Pause);
         let mut status = lock(&self.shared.status);
         while status.state == State::Running {
+            status = self
+                .shared
+                .changed
+                .wait(status)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Has a paused vCPU's thread save it, and waits for that. `msrs` are the model-specific registers that KVM has.
+    ///
+    /// # Errors
+    /// See [`SaveVcpuError`].
+    pub(crate) fn save(&self, msrs: &Arc<[u32]>) -> Result<VcpuState, SaveVcpuError> {
+        let mut status = lock(&self.shared.status);
+        if status.state != State::Paused || status.wanted != Wanted::Pause {
+            return Err(SaveVcpuError::NotPaused);
+        }
+        status.save = Some(Arc::clone(msrs));
+        self.shared.changed.notify_all();
+        loop {
+            if let Some(saved) = status.saved.take() {
+                return saved;
+            }
+            if status.state == State::Stopped {
+                return Err(SaveVcpuError::NotPaused);
+            }
             status = self
                 .shared
                 .changed
@@ -261,6 +296,11 @@ impl Runner {
         let mut entry_retries = 0;
         let mut has_served = false;
         while self.wait_until_wanted() {
+            if has_served {
+                // The guest's watchdogs are not to take a long pause for a processor that hangs. Refused where the guest
+                // has no paravirtual clock.
+                let _ = self.fd.kvmclock_ctrl();
+            }
             // Not before: a machine that could not be built to its end takes its threads down again.
             if !has_served && let Err(error) = self.hooks.before_serving(ThreadKind::Vcpu) {
                 std::mem::forget(alarm);
@@ -287,12 +327,22 @@ impl Runner {
         std::mem::forget(alarm);
     }
 
-    /// Waits outside the guest while a pause is wanted; false when the thread shall end.
+    /// Waits outside the guest while a pause is wanted, and saves the vCPU if that is wanted too; false when the thread shall end.
+    ///
+    /// What the last exit asked for is complete here: whoever leaves the inner loop of [`Self::run`] was sent back by `KVM_RUN`
+    /// after it was entered again, which it does not do before it has taken the result of an access.
     fn wait_until_wanted(&mut self) -> bool {
         self.clear_immediate_exit();
         let shared = &self.retire.0;
         let mut status = lock(&shared.status);
         loop {
+            if let (Wanted::Pause, Some(msrs)) = (status.wanted, status.save.take()) {
+                drop(status);
+                let saved = snapshot::vcpu::save(&self.fd, &msrs);
+                status = lock(&shared.status);
+                status.saved = Some(saved);
+                shared.changed.notify_all();
+            }
             match status.wanted {
                 Wanted::Run => {
                     status.state = State::Running;

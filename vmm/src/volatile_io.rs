@@ -45,6 +45,24 @@ pub(crate) fn write_at<B: BitmapSlice>(
     )
 }
 
+/// Writes `bytes` to `file` at `offset`.
+///
+/// # Errors
+/// The system's; some may have been written.
+pub(crate) fn write_bytes_at(file: impl AsFd, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let position = offset + (bytes.len() - rest.len()) as u64;
+        match rustix::io::pwrite(file.as_fd(), rest, position) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
 /// One piece of guest memory, as the kernel takes it. Lives no longer than the slice that it was made from.
 struct Vector<'a> {
     raw: Vec<libc::iovec>,

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -35,6 +35,18 @@ pub(crate) struct Guest {
 pub(crate) struct Started {
     pub(crate) socket: ControlSocket,
     thread: JoinHandle<Served>,
+}
+
+impl Started {
+    /// Sends the first message to a machine of its own, on a thread of the test's process.
+    pub(crate) fn new(order: &ToMachine, descriptors: &[BorrowedFd<'_>]) -> Self {
+        let (socket, theirs) = ControlSocket::pair().unwrap();
+        socket.send(order, descriptors).unwrap();
+        Self {
+            socket,
+            thread: std::thread::spawn(|| serve(theirs)),
+        }
+    }
 }
 
 /// The machine's own end.
@@ -168,17 +180,10 @@ impl Guest {
 
     /// Starts it on a thread of the test's process.
     pub(crate) fn start(self, kvm: &OwnedFd) -> Started {
-        let (socket, theirs) = ControlSocket::pair().unwrap();
         let mut descriptors = vec![kvm.as_fd(), self.kernel.as_fd()];
         descriptors.extend(self.console.iter().map(AsFd::as_fd));
         descriptors.extend(self.disks.iter().map(AsFd::as_fd));
-        socket
-            .send(&ToMachine::Start(self.config), &descriptors)
-            .unwrap();
-        Started {
-            socket,
-            thread: std::thread::spawn(|| serve(theirs)),
-        }
+        Started::new(&ToMachine::Start(self.config), &descriptors)
     }
 }
 

@@ -14,6 +14,9 @@
 mod guest;
 mod payload;
 mod script;
+mod snapshot;
 
 mod devices;
+mod forks;
 mod lifecycle;
+mod refusals;

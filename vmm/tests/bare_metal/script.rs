@@ -29,6 +29,8 @@ payload!(
     "je 50f",
     "cmp eax, 6",
     "je 60f",
+    "cmp eax, 7",
+    "je 70f",
     "mov al, 0xfe",
     "out 0x64, al",
     "3: jmp 3b",
@@ -76,6 +78,23 @@ payload!(
     "60: mov dx, 0x3f8",
     "rep outsb",
     "jmp 2b",
+    // RequestForEver: the device's QueueNotify in ecx, the queue at rsi.
+    "70: mov r12, 1",
+    "71: mov [rsi + 0x1002], r12w",
+    "mov dword ptr [rcx], 0",
+    "72: pause",
+    "cmp [rsi + 0x2002], r12w",
+    "jne 72b",
+    "mov dx, 0x3f8",
+    "mov rbp, [rsi + 0x10]", // The second descriptor's buffer.
+    "mov edi, 8",
+    "73: mov al, [rbp]",
+    "out dx, al",
+    "inc rbp",
+    "dec edi",
+    "jnz 73b",
+    "inc r12",
+    "jmp 71b",
 );
 
 /// One thing that the guest does.
@@ -93,6 +112,9 @@ pub(crate) enum Step {
     SweepPorts(u16, u32),
     /// Prints so many bytes from the address on with one string instruction.
     PrintAtOnce(u64, u32),
+    /// Makes the chain from descriptor 0 of queue 0 available again and again, to the block device with this number, and prints 8
+    /// bytes of its second buffer each time. The queue's base is the first value.
+    RequestForEver(u64, u64),
 }
 
 impl Step {
@@ -104,6 +126,10 @@ impl Step {
             Self::PrintRegister(address) => (4, 0, address),
             Self::SweepPorts(first, end) => (5, end, first.into()),
             Self::PrintAtOnce(address, bytes) => (6, bytes, address),
+            Self::RequestForEver(base, device) => {
+                let notify = u32::try_from(register(device, 0x50)).unwrap();
+                (7, notify, base)
+            }
         };
         let mut record = Vec::from(operation.to_le_bytes());
         record.extend_from_slice(&value.to_le_bytes());

@@ -1,0 +1,1 @@
+//! Files that are no snapshot of this machine are refused.
