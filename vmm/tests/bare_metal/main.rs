@@ -11,6 +11,7 @@
     reason = "an expectation that is not met is a failed test"
 )]
 
+mod elf;
 mod guest;
 mod payload;
 mod script;
