@@ -167,7 +167,7 @@ fn forks_go_on_and_their_parent_too() {
     for _ in 0..8 {
         let (machine, mut numbers, first) = fork(&snapshot, &kvm);
         numbers.expect_from(first + 1, 20);
-        assert!(machine.close().as_secs() < 1);
+        machine.close();
         firsts.push(first);
     }
     assert!(firsts.iter().all(|first| *first == firsts[0]), "{firsts:?}");
