@@ -3,10 +3,12 @@
 
 mod lifecycle;
 mod standstill;
+mod warming;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES};
@@ -31,6 +33,7 @@ use crate::relays::Relays;
 use crate::spawn::Stage;
 use crate::stage::Order;
 use crate::streams::{Arrived, Pending};
+use crate::warm::Warm;
 use standstill::Standstill;
 
 /// The cgroup in which files are written.
@@ -47,6 +50,8 @@ pub struct Setup {
     pub workload: Workload,
     /// The program file that plays the stage.
     pub stage_program: String,
+    /// Where the warm interpreter's program is written; its parent is there.
+    pub warm_folder: PathBuf,
     /// Takes over clock, randomness and names.
     pub configure: fn(&Configure) -> Result<(), IdentityError>,
     /// Takes over what is new in a restored machine.
@@ -80,6 +85,8 @@ pub struct Agent {
     workload: Workload,
     files_cgroup: Cgroup,
     stage_program: String,
+    warm_folder: PathBuf,
+    warm: Option<Warm>,
     configure: fn(&Configure) -> Result<(), IdentityError>,
     renew: fn(&Resume) -> Result<(), IdentityError>,
     redial: fn() -> io::Result<OwnedFd>,
@@ -113,6 +120,8 @@ impl Agent {
             files_cgroup: setup.workload.child(FILES_CGROUP)?,
             workload: setup.workload,
             stage_program: setup.stage_program,
+            warm_folder: setup.warm_folder,
+            warm: None,
             configure: setup.configure,
             renew: setup.renew,
             redial: setup.redial,
@@ -207,6 +216,7 @@ impl Agent {
                     self.arrived(arrived)?;
                 }
             }
+            Token::Warm => self.warm_says()?,
             Token::Stage(id) => self.staged(id)?,
             Token::RelayHost(id) => self.relays.host_event(id, flags),
             Token::RelayGuest(id) => self.relays.guest_event(id, flags),
@@ -235,6 +245,7 @@ impl Agent {
                 let _ = cgroup.map(Cgroup::kill);
             }
             ToAgent::Resize { command_id, size } => self.resize(command_id, size),
+            ToAgent::WarmUp(spawn) => self.warm_up(&spawn)?,
             ToAgent::Freeze { close_streams } => self.freeze(close_streams)?,
             ToAgent::Thaw => self.thaw()?,
             ToAgent::Resume(resume) => self.resume(&resume)?,

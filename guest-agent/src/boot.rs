@@ -23,6 +23,9 @@ use crate::cgroup::{self, Workload};
 use crate::limits::{COMMAND_DESCRIPTORS_HARD, FATAL_WAIT, MAX_AGENT_DESCRIPTORS};
 use crate::{control, identity, kmsg, network, renew, root, spawn};
 
+/// Where the warm interpreter's program is: in memory, and gone with the machine.
+const WARM_FOLDER: &str = "/run/sandvmm";
+
 /// The life of PID 1. Returns only if even the restart of the machine fails, upon which the kernel panics.
 #[must_use]
 pub fn run() -> ExitCode {
@@ -53,6 +56,7 @@ fn serve(init_started_ns: u64) -> Result<std::convert::Infallible, String> {
         listener,
         workload,
         stage_program: spawn::OWN_PROGRAM.to_owned(),
+        warm_folder: WARM_FOLDER.into(),
         configure: identity::apply,
         renew: renew::apply,
         redial: control::dial,

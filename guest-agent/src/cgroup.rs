@@ -99,6 +99,15 @@ impl Cgroup {
         &self.path
     }
 
+    /// Puts a process into it.
+    ///
+    /// # Errors
+    /// That of the write: the process may be gone.
+    pub fn take(&self, pid: rustix::process::Pid) -> io::Result<()> {
+        let number = pid.as_raw_pid().to_string();
+        fs::write(self.path.join("cgroup.procs"), number)
+    }
+
     /// Kills every process in it, also one that is being forked at this moment (`cgroup.kill`).
     ///
     /// # Errors

@@ -94,6 +94,8 @@ pub struct Starting {
     pub signals: Vec<Signal>,
     /// How the process ended, if it did already.
     pub exit: Option<ExitStatus>,
+    /// What is started anew if a process of the warm interpreter can't become it.
+    pub anew: Option<Box<Spawn>>,
 }
 
 impl Command {

@@ -4,7 +4,8 @@
 //! in [`agent`]. For each command, and for each file to be written, the agent starts its own binary again as
 //! a *stage* ([`stage`]): a process with one thread that joins the command's cgroup, becomes its user, and
 //! then becomes its program. All that depends on the image's files or the user's rights happens there, so
-//! that no such file can harm the agent.
+//! that no such file can harm the agent. Commands that are `python3` may instead be forked from a *warm interpreter*
+//! ([`warm`]), which was itself started by a stage.
 #![forbid(unsafe_code)]
 
 pub mod agent;
@@ -28,3 +29,4 @@ pub mod spawn;
 pub mod stage;
 pub mod streams;
 pub mod users;
+pub mod warm;

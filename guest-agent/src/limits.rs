@@ -114,6 +114,10 @@ pub const MAX_QUOTED_BYTES: usize = 1024;
 /// Longest path, in bytes (`PATH_MAX` with its NUL).
 pub const MAX_PATH_BYTES: usize = 4095;
 
+/// Longest order to a warm interpreter, in bytes: one message of a local socket takes it. A command whose arguments and
+/// variables are longer is started anew.
+pub const MAX_WARM_ORDER_BYTES: usize = 64 << 10;
+
 /// Signals that are kept for a command that is still being started; further ones are dropped.
 pub const MAX_EARLY_SIGNALS: usize = 16;
 

@@ -22,6 +22,8 @@ pub enum Token {
     Reaper,
     /// A data stream whose header or command is missing.
     Pending(u32),
+    /// The warm interpreter has said something.
+    Warm,
     /// The stage of this command.
     Stage(u32),
     /// The host's end of a relay.
@@ -40,6 +42,7 @@ impl Token {
             Self::Stage(id) => (4, id),
             Self::RelayHost(id) => (5, id),
             Self::RelayGuest(id) => (6, id),
+            Self::Warm => (7, 0),
         };
         kind << 32 | u64::from(id)
     }
@@ -54,6 +57,7 @@ impl Token {
             4 => Some(Self::Stage(id)),
             5 => Some(Self::RelayHost(id)),
             6 => Some(Self::RelayGuest(id)),
+            7 => Some(Self::Warm),
             _ => None,
         }
     }
@@ -146,6 +150,7 @@ mod tests {
             Token::Stage(u32::MAX),
             Token::RelayHost(0),
             Token::RelayGuest(9),
+            Token::Warm,
         ] {
             assert_eq!(Token::decode(token.encode()), Some(token));
         }

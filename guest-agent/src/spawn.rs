@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use protocol::frame::{self, Decoder, MAX_TO_AGENT_BYTES};
-use protocol::message::{SpawnFailure, Stdio, TerminalSize};
+use protocol::message::{Spawn, SpawnFailure, Stdio, TerminalSize};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::net::{
@@ -23,6 +23,7 @@ use crate::limits::MAX_REPORT_BYTES;
 use crate::program::Failure;
 use crate::relay::set_nonblocking;
 use crate::stage::{self, MAX_DESCRIPTORS, Order, Report};
+use crate::warm::{self, Warm};
 
 /// The agent's program file, whichever root it has moved to.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
@@ -35,6 +36,8 @@ pub struct Stage {
     socket: OwnedFd,
     decoder: Decoder,
     ready: bool,
+    /// Whether it was forked from the warm interpreter.
+    is_warm: bool,
 }
 
 /// How a stage ended.
@@ -47,6 +50,8 @@ pub enum Outcome {
     Started,
     /// It could not.
     Failed(Failure),
+    /// A process of the warm interpreter can't be this command, or ended before it was: nothing of the command ran.
+    Unfit,
 }
 
 impl Stage {
@@ -90,7 +95,47 @@ impl Stage {
             socket: ours,
             decoder: Decoder::new(MAX_REPORT_BYTES),
             ready: false,
+            is_warm: false,
         })
+    }
+
+    /// Has a process of the warm interpreter, which is in the command's cgroup already, become the command. It reports
+    /// as a stage does.
+    ///
+    /// # Errors
+    /// When the process can't be given its order.
+    pub fn warm(
+        pid: Pid,
+        warm: &Warm,
+        spawn: &Spawn,
+        streams: &[BorrowedFd<'_>],
+    ) -> io::Result<Self> {
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        set_nonblocking(&ours)?;
+        let uid = warm::user_of(pid).ok_or(io::ErrorKind::NotFound)?;
+        stage::own_streams(uid, streams.iter().copied())?;
+        let mut descriptors = Vec::with_capacity(MAX_DESCRIPTORS);
+        descriptors.push(theirs.as_fd());
+        descriptors.extend_from_slice(streams);
+        warm.order(spawn, &descriptors)?;
+        Ok(Self {
+            pid,
+            socket: ours,
+            decoder: Decoder::new(MAX_REPORT_BYTES),
+            ready: false,
+            is_warm: true,
+        })
+    }
+
+    /// Whether it was forked from the warm interpreter.
+    #[must_use]
+    pub fn is_warm(&self) -> bool {
+        self.is_warm
     }
 
     /// Reads what the stage has said so far, up to the end of its socket.
@@ -108,6 +153,7 @@ impl Stage {
                     return Outcome::Failed(Failure { kind, message });
                 }
                 Ok(Some(Report::Ready)) => self.ready = true,
+                Ok(Some(Report::Unfit)) => return Outcome::Unfit,
                 Ok(None) => {}
                 Err(_) => break,
             }
@@ -118,6 +164,7 @@ impl Stage {
                 Outcome::Failed(Failure { kind, message })
             }
             _ if self.ready => Outcome::Started,
+            _ if self.is_warm => Outcome::Unfit,
             _ => Outcome::Failed(Failure::new(
                 SpawnFailure::Exhausted,
                 "The command could not be prepared: the guest ended its process for lack of memory",

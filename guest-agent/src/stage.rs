@@ -10,7 +10,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, IoSliceMut, Seek};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -74,6 +74,8 @@ pub enum Report {
         /// A sentence for the user.
         message: String,
     },
+    /// A process of the warm interpreter can't be this command; nothing of it ran. No stage says this.
+    Unfit,
 }
 
 /// The whole life of a stage.
@@ -156,7 +158,8 @@ fn run(
     }
     set_limits()?;
     let user = find_user(spawn.user.as_deref())?;
-    own_streams(&user, [&input, &output, &error])?;
+    own_streams(user.uid, [&input, &output, &error].map(AsFd::as_fd))
+        .map_err(preparing("give a standard stream to the user"))?;
     drop_rights(&user)?;
     let env = environment(spawn, &user, terminal);
     let folder = spawn.cwd.as_deref().map(OsStr::from_bytes);
@@ -240,20 +243,25 @@ fn standard_streams(
 }
 
 /// Gives pipes and terminal to the user, or opening `/dev/stdout` by name would be forbidden.
-fn own_streams(user: &User, streams: [&OwnedFd; 3]) -> Result<(), Failure> {
+///
+/// # Errors
+/// Those of fstat(2) and fchown(2).
+pub(crate) fn own_streams<'a>(
+    uid: u32,
+    streams: impl IntoIterator<Item = BorrowedFd<'a>>,
+) -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
     for stream in streams {
-        let status = rustix::fs::fstat(stream).map_err(preparing("look at a standard stream"))?;
+        let status = rustix::fs::fstat(stream)?;
         let (kind, is_null) = (
             FileType::from_raw_mode(status.st_mode),
             status.st_rdev == NULL_DEVICE,
         );
         if kind == FileType::Fifo || kind == FileType::CharacterDevice && !is_null {
             // The terminal's group is `tty`, by the mount's options.
-            rustix::fs::fchown(stream, Some(Uid::from_raw(user.uid)), None)
-                .map_err(preparing("give a standard stream to the user"))?;
+            rustix::fs::fchown(stream, Some(Uid::from_raw(uid)), None)?;
         }
     }
     Ok(())

@@ -57,6 +57,7 @@ impl Host {
             listener: listener.into(),
             workload: Workload::create(folder.path(), 256 << 20).unwrap(),
             stage_program: env!("CARGO_BIN_EXE_sandvmm-guest-agent").to_owned(),
+            warm_folder: folder.path().join("warm"),
             configure: |_| Ok(()),
             renew: |_| Ok(()),
             redial: || Err(ErrorKind::Unsupported.into()),

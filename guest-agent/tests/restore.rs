@@ -62,6 +62,7 @@ impl Host {
             listener: listener.into(),
             workload: Workload::create(folder, 256 << 20).unwrap(),
             stage_program: env!("CARGO_BIN_EXE_sandvmm-guest-agent").to_owned(),
+            warm_folder: folder.join("warm"),
             configure: |_| Ok(()),
             renew: |resume| {
                 let state = fs::read_to_string(freezer("cgroup.freeze")).unwrap();

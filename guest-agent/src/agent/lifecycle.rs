@@ -4,18 +4,35 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use protocol::message::{ExitStatus, Exited, FromAgent, Spawn, SpawnFailure, TerminalSize};
+use protocol::message::{ExitStatus, Exited, FromAgent, Spawn, SpawnFailure, Stdio, TerminalSize};
 use rustix::event::epoll::EventFlags;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 
 use super::{Agent, AgentError, path_bytes};
-use crate::commands::{Command, Starting};
+use crate::cgroup::{Cgroup, Usage};
+use crate::commands::{Command, Starting, Streams};
 use crate::limits::{CGROUP_REMOVE_TRIES, MAX_COMMANDS};
 use crate::poll::Token;
 use crate::program::Failure;
 use crate::relay::{Kind, Relay};
 use crate::spawn::{self, Ends, Outcome, Stage};
 use crate::stage::Order;
+use crate::warm::Warm;
+
+/// What a command has before its process.
+struct Parts {
+    cgroup: Cgroup,
+    streams: Streams,
+    ends: Ends,
+    signals: Vec<Signal>,
+}
+
+fn exhausted(what: &str, error: &io::Error) -> Failure {
+    Failure::new(
+        SpawnFailure::Exhausted,
+        format!("The guest has no room for {what}: {error}"),
+    )
+}
 
 impl Agent {
     pub(super) fn ask(&mut self, spawn: Spawn) -> Result<(), AgentError> {
@@ -56,25 +73,65 @@ impl Agent {
         let Some(Command::Gathering { spawn, streams, .. }) = self.commands.remove(&id) else {
             return Ok(());
         };
-        let exhausted = |what: &str, error: &io::Error| {
-            Failure::new(
-                SpawnFailure::Exhausted,
-                format!("The guest has no room for {what}: {error}"),
-            )
-        };
         let ends = match Ends::new(spawn.stdio) {
             Ok(ends) => ends,
             Err(error) => return self.refuse(id, exhausted("the command's streams", &error)),
         };
-        let cgroup = match self.workload.child(&format!("{}-{id}", self.generation)) {
+        // The warm interpreter outlives its command, and so does its cgroup.
+        let name = if self.warm.as_ref().and_then(Warm::warming) == Some(id) {
+            "warm".to_owned()
+        } else {
+            format!("{}-{id}", self.generation)
+        };
+        let cgroup = match self.workload.child(&name) {
             Ok(cgroup) => cgroup,
             Err(error) => return self.refuse(id, exhausted("the command's cgroup", &error)),
         };
+        let Some(stage) = self.fork_warm(&spawn, &cgroup, &ends) else {
+            let parts = Parts {
+                cgroup,
+                streams,
+                ends,
+                signals: Vec::new(),
+            };
+            return self.start_anew(id, *spawn, parts);
+        };
+        self.poll
+            .add(&stage, Token::Stage(id), EventFlags::IN | EventFlags::RDHUP)?;
+        let starting = Starting {
+            stage,
+            cgroup,
+            streams,
+            // The command's side is kept in case that it has to be started anew.
+            ends,
+            signals: Vec::new(),
+            exit: None,
+            anew: Some(spawn),
+        };
+        self.commands
+            .insert(id, Command::Starting(Box::new(starting)));
+        Ok(())
+    }
+
+    /// Starts a command through a stage.
+    fn start_anew(&mut self, id: u32, mut spawn: Spawn, parts: Parts) -> Result<(), AgentError> {
+        let Parts {
+            cgroup,
+            streams,
+            ends,
+            signals,
+        } = parts;
+        let warm_input = self.warm.as_mut().and_then(|warm| warm.take_input(id));
+        let mut theirs = ends.theirs();
+        if let Some(input) = &warm_input {
+            spawn.stdio = Stdio::Pipes { stdin: true };
+            theirs.insert(0, input.as_fd());
+        }
         let order = Order::Run {
             cgroup: path_bytes(&cgroup),
-            spawn: *spawn,
+            spawn,
         };
-        let started = Stage::start(&self.stage_program, &order, &ends.theirs());
+        let started = Stage::start(&self.stage_program, &order, &theirs);
         let stage = match started {
             Ok(stage) => stage,
             Err(error) => {
@@ -82,17 +139,20 @@ impl Agent {
                 return self.refuse(id, exhausted("the command's process", &error));
             }
         };
+        if warm_input.is_some() {
+            self.watch_warm()?;
+        }
         self.reaper.watch();
         self.poll
             .add(&stage, Token::Stage(id), EventFlags::IN | EventFlags::RDHUP)?;
-        let ends = ends.without_theirs();
         let starting = Starting {
             stage,
             cgroup,
             streams,
-            ends,
-            signals: Vec::new(),
+            ends: ends.without_theirs(),
+            signals,
             exit: None,
+            anew: None,
         };
         self.commands
             .insert(id, Command::Starting(Box::new(starting)));
@@ -118,11 +178,26 @@ impl Agent {
             ends,
             signals,
             exit,
+            anew,
         } = *starting;
-        if let Outcome::Failed(failure) = outcome {
-            self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
-            return self.refuse(id, failure);
+        match (outcome, anew) {
+            (Outcome::Failed(failure), _) => {
+                self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
+                return self.refuse(id, failure);
+            }
+            (Outcome::Unfit, Some(spawn)) => {
+                let parts = Parts {
+                    cgroup,
+                    streams,
+                    ends,
+                    signals,
+                };
+                return self.start_anew(id, *spawn, parts);
+            }
+            _ => {}
         }
+        let ends = ends.without_theirs();
+        let warm = stage.is_warm();
         let mut terminal_relay = None;
         match ends {
             Ends::Pipes {
@@ -160,7 +235,7 @@ impl Agent {
         self.commands.insert(id, command);
         self.control.send(&FromAgent::Spawned {
             command_id: id,
-            warm: false,
+            warm,
         })?;
         match exit {
             Some(status) => self.exited(id, status),
@@ -195,6 +270,11 @@ impl Agent {
             .find(|(_, command)| command.pid() == Some(pid));
         let Some((id, command)) = found.map(|(id, command)| (*id, command)) else {
             self.inherited_ended(pid);
+            match &mut self.warm {
+                Some(warm) if warm.server() == Some(pid) => self.forget_warm(),
+                Some(warm) => warm.ended(pid),
+                None => {}
+            }
             return Ok(());
         };
         if let Command::Starting(starting) = command {
@@ -213,6 +293,17 @@ impl Agent {
         // If the cgroup can't be killed it is gone.
         let _ = cgroup.kill();
         self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
+        self.not_warmed(id);
+        self.ended(id, status, usage)
+    }
+
+    /// Tells the host of a command's end, and waits for the rest of its output.
+    pub(super) fn ended(
+        &mut self,
+        id: u32,
+        status: ExitStatus,
+        usage: Usage,
+    ) -> Result<(), AgentError> {
         let now = Instant::now();
         self.relays.command_ended(id, now);
         self.control.send(&FromAgent::Exited(Exited {
@@ -226,6 +317,7 @@ impl Agent {
     }
 
     pub(super) fn refuse(&mut self, command_id: u32, failure: Failure) -> Result<(), AgentError> {
+        self.not_warmed(command_id);
         let Failure { kind, message } = failure;
         Ok(self.control.send(&FromAgent::SpawnFailed {
             command_id,

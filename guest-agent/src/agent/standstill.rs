@@ -14,6 +14,7 @@ use crate::control::ControlError;
 use crate::limits::{CGROUP_REMOVE_TRIES, FREEZE_LOOK_WAIT, FREEZE_WAIT};
 use crate::poll::Token;
 use crate::streams::Pending;
+use crate::warm::Warm;
 
 /// Where the agent stands between two states of rest.
 #[derive(Debug, Default)]
@@ -36,7 +37,8 @@ pub(super) enum Standstill {
 
 impl Agent {
     pub(super) fn freeze(&mut self, close_streams: bool) -> Result<(), AgentError> {
-        if !self.configured || !matches!(self.standstill, Standstill::None) {
+        let is_warming = self.warm.as_ref().and_then(Warm::warming).is_some();
+        if !self.configured || is_warming || !matches!(self.standstill, Standstill::None) {
             let message = "The guest is not in a state in which it could be frozen".to_owned();
             return Ok(self.control.send(&FromAgent::FreezeFailed { message })?);
         }

@@ -21,6 +21,7 @@ import _collections
 import _operator
 import _socket
 import _thread
+import atexit
 import ctypes
 import gc
 import io
@@ -380,6 +381,24 @@ def reseed():
         current.authkey = os.urandom(32)
 
 
+def spare_modules():
+    """Keeps the modules that were there before the script from being taken apart at its end, object by object, in pages
+    that would all have to be copied for that. The script's own are taken apart as ever.
+
+    It was registered before anything else and is therefore called after everything else. Who calls all such functions
+    by hand has a frame, and gets what python3 does.
+    """
+    if sys._getframe().f_back is not None:
+        return
+    for name, module in warm_modules.items():
+        if name not in ("sys", "builtins", "__main__") and sys.modules.get(name) is module:
+            keep.append(sys.modules.pop(name))
+
+
+# What the code that warms has loaded, and python3 itself.
+warm_modules = {}
+
+
 def warm_up(code):
     """Runs the code that warms; says whether it came to its end."""
     try:
@@ -405,6 +424,7 @@ def main():
         print(f"Python {sys.version_info.major}.{sys.version_info.minor} can't be kept warm", file=sys.stderr)
         sys.exit(1)
     server = Server(agent)
+    atexit.register(spare_modules)
     if not warm_up(sys.argv[1]):
         sys.exit(1)
     sys.stdout.flush()
@@ -415,6 +435,7 @@ def main():
     # Nobody of the same user is to look into it or to take its socket.
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     # What there is now is not looked at by any later collection, which would copy all of its pages.
+    warm_modules.update(sys.modules)
     gc.collect()
     gc.freeze()
     server.run()
