@@ -340,7 +340,7 @@ def prepare_script(name, arguments, flags):
     # As `config_run_filename_abspath` does: joined, and not otherwise changed.
     file = name
     if not file.startswith("/"):
-        file = os.path.join(os.getcwd(), file.removeprefix("./"))
+        file = os.path.join(os.getcwd(), file)
     # A folder or an archive is a package, not a script.
     if get_importer(file) is not None:
         raise Unfit
@@ -408,7 +408,8 @@ def warm_up(code):
         return False
     except BaseException as error:
         # From the code's own first line on.
-        sys.excepthook(type(error), error, error.__traceback__.tb_next)
+        error.__traceback__ = error.__traceback__.tb_next
+        sys.excepthook(type(error), error, error.__traceback__)
         return False
     if _thread._count():
         print("The code that warms the interpreter has left threads behind, which no fork has", file=sys.stderr)
