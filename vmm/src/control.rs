@@ -297,8 +297,11 @@ impl ControlSocket {
             flags,
         ) {
             Ok(received) => received,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
-            Err(rustix::io::Errno::CONNRESET) => return Err(ControlError::Closed),
+            // The other side has closed with messages of ours unread. The system says so once, and before what the other side
+            // had sent: its last message, which tells why, is still to come, or the end.
+            Err(
+                rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET,
+            ) => return Ok(None),
             Err(error) => return Err(ControlError::Socket(error.into())),
         };
         let mut descriptors = Vec::new();
@@ -313,6 +316,8 @@ impl ControlSocket {
         if received
             .flags
             .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+            // The buffer has room for one or two more than it was made for.
+            || descriptors.len() > MAX_DESCRIPTORS
         {
             return Err(ControlError::Malformed);
         }
@@ -379,6 +384,28 @@ mod tests {
     }
 
     #[test]
+    fn the_last_message_is_heard_though_ours_was_not() {
+        let (supervisor, machine) = ControlSocket::pair().unwrap();
+        let last = FromMachine::Ended {
+            reason: EndReason::Reset,
+            console_tail: Vec::new(),
+        };
+        supervisor
+            .send(&ToMachine::Connect { port: 9 }, &[])
+            .unwrap();
+        machine.send(&last, &[]).unwrap();
+        drop(machine);
+
+        let (received, _) = supervisor.receive::<FromMachine>().unwrap();
+
+        assert_eq!(received, last);
+        assert!(matches!(
+            supervisor.receive::<FromMachine>(),
+            Err(ControlError::Closed)
+        ));
+    }
+
+    #[test]
     fn a_reader_that_does_not_read_is_not_waited_for() {
         let (supervisor, machine) = ControlSocket::pair().unwrap();
         let message = ToMachine::Connect { port: 9 };
@@ -402,6 +429,29 @@ mod tests {
     fn bytes_that_are_no_message_are_malformed() {
         let (supervisor, machine) = ControlSocket::pair().unwrap();
         rustix::net::send(&supervisor, &[0xff; 64], SendFlags::empty()).unwrap();
+
+        assert!(matches!(
+            machine.receive::<ToMachine>(),
+            Err(ControlError::Malformed)
+        ));
+    }
+
+    #[test]
+    fn a_descriptor_more_than_there_may_be_is_malformed() {
+        let (supervisor, machine) = ControlSocket::pair().unwrap();
+        let packet = postcard::to_stdvec(&ToMachine::Connect { port: 9 }).unwrap();
+        let descriptors = [supervisor.as_fd(); MAX_DESCRIPTORS + 1];
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        rustix::net::sendmsg(
+            &supervisor,
+            &[IoSlice::new(&packet)],
+            &mut ancillary,
+            SendFlags::empty(),
+        )
+        .unwrap();
 
         assert!(matches!(
             machine.receive::<ToMachine>(),
