@@ -53,3 +53,10 @@ pub use init::init;
 pub use outcome::{Completion, Ended, ExitStatus, Outcome, Usage};
 pub use sandbox::Sandbox;
 pub use stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
+
+/// The supervisor against a machine and an agent that say anything: for the project's fuzz targets, and no part of the library.
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::supervisor::scripted::{Idle, Scripted};
+}

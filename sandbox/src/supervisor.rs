@@ -7,6 +7,8 @@
 
 mod agent;
 mod machine;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod scripted;
 
 use std::collections::VecDeque;
 use std::error::Error;

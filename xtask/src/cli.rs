@@ -52,6 +52,15 @@ pub(crate) enum Task {
         #[arg(short = 'n', long, default_value_t = 5, value_name = "N")]
         runs: u32,
     },
+    /// Fuzz what reads untrusted bytes, one target after another
+    Fuzz {
+        /// How long each target is fuzzed
+        #[arg(long, default_value_t = 60, value_name = "N")]
+        seconds: u32,
+        /// Fuzz these targets alone
+        #[arg(value_name = "TARGET")]
+        targets: Vec<String>,
+    },
     /// Run a command on a KVM host: this machine where it has hardware virtualization, else an emulated one
     Host {
         /// Use the emulated host, with one processor, and let one instruction be one nanosecond of every clock

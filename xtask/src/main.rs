@@ -5,6 +5,7 @@ mod bench;
 mod cache;
 mod cli;
 mod cpio;
+mod fuzz;
 mod host;
 mod image;
 mod initramfs;
@@ -67,6 +68,10 @@ fn perform(task: Task) -> Result<u8, Box<dyn Error>> {
         Task::Test { only, filters } => test::test(&Workspace::find()?, &only, &filters, &progress),
         Task::Bench { runs } => {
             bench::boot(&Workspace::find()?, runs, &progress)?;
+            Ok(0)
+        }
+        Task::Fuzz { seconds, targets } => {
+            fuzz::fuzz(&Workspace::find()?, seconds, &targets, &progress)?;
             Ok(0)
         }
         Task::Host {

@@ -1,0 +1,95 @@
+//! Everything that reads what it cannot trust, against arbitrary bytes.
+//!
+//! A target is a function of bytes that fails by panicking. It asserts what must hold whatever the bytes are — what memory may change,
+//! how much work one notification makes, what is given back — and not only that nothing panics. The same functions run in two ways: as
+//! plain tests, over a corpus and a fixed number of its mutations (`tests/replay.rs`), and under libFuzzer (`libfuzzer/`,
+//! `cargo xtask fuzz`).
+//!
+//! | target | who is hostile | what it drives |
+//! | --- | --- | --- |
+//! | `mmio` | the guest | registers of both virtio devices, serial and reset port |
+//! | `block` | the guest | requests to a disk |
+//! | `vsock` | the guest | packets, with a host that reads and closes as it likes |
+//! | `kernel`, `initramfs` | the file | loading into guest memory |
+//! | `agent` | the host, or the stream between | the guest agent's readers, and content of files |
+//! | `supervisor` | the guest's agent, the machine's process | the library's side of both |
+//! | `control` | the supervisor | the machine's side of the control socket |
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a target fails by panicking"
+)]
+
+pub mod agent;
+pub mod block;
+pub mod control;
+mod disk;
+pub mod input;
+pub mod kernel;
+mod machine;
+mod memory;
+pub mod mmio;
+mod ring;
+pub mod supervisor;
+pub mod vsock;
+
+/// Inputs by their names.
+pub type Seeds = Vec<(&'static str, Vec<u8>)>;
+
+/// A target.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// Its name: that of its folder in `corpus/` and of its program in `libfuzzer/`.
+    pub name: &'static str,
+    /// Runs it on these bytes; panics where something does not hold.
+    pub run: fn(&[u8]),
+    /// Makes the inputs of its corpus that are made and not found.
+    pub seeds: fn() -> Seeds,
+}
+
+/// All targets.
+pub const TARGETS: [Target; 8] = [
+    Target {
+        name: "mmio",
+        run: mmio::run,
+        seeds: mmio::seeds,
+    },
+    Target {
+        name: "block",
+        run: block::run,
+        seeds: block::seeds,
+    },
+    Target {
+        name: "vsock",
+        run: vsock::run,
+        seeds: vsock::seeds,
+    },
+    Target {
+        name: "kernel",
+        run: kernel::run,
+        seeds: kernel::seeds,
+    },
+    Target {
+        name: "initramfs",
+        run: kernel::run_initramfs,
+        seeds: kernel::initramfs_seeds,
+    },
+    Target {
+        name: "agent",
+        run: agent::run,
+        seeds: agent::seeds,
+    },
+    Target {
+        name: "supervisor",
+        run: supervisor::run,
+        seeds: supervisor::seeds,
+    },
+    Target {
+        name: "control",
+        run: control::run,
+        seeds: control::seeds,
+    },
+];

@@ -1,0 +1,677 @@
+//! Target `vsock`: packets in both directions, from a guest that keeps no rule and a host that reads, writes and closes as it likes.
+//!
+//! Checked: each packet to the guest is one of the specification's, within the guest's credit and the bounds of the device; memory changes
+//! in used rings and in the buffers of the receive and event queues alone; the event loop comes to rest; when the host has let go of all
+//! and the device was reset, every descriptor is given back; and then a stream can be opened and carries bytes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::ops::Range;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use devices::vsock::{Incoming, Refused, Vsock};
+
+use crate::input::Input;
+use crate::machine::{EVENT_IDX, Machine, VERSION_1};
+use crate::memory::{BUFFERS, Memory, address, length, overlap};
+use crate::ring::{Descriptor, Ring};
+
+/// The guest's context identifier, and the host's (virtio 1.2 §5.10.4).
+const GUEST_CID: u64 = 3;
+const HOST_CID: u64 = 2;
+
+/// The queues (virtio 1.2 §5.10.2).
+const RECEIVE: usize = 0;
+const TRANSMIT: usize = 1;
+const EVENT: usize = 2;
+
+/// Bytes of a packet's header (virtio 1.2 §5.10.6).
+const HEADER_BYTES: u32 = 44;
+
+/// Operations.
+const REQUEST: u16 = 1;
+const RESPONSE: u16 = 2;
+const RESET: u16 = 3;
+const SHUTDOWN: u16 = 4;
+const DATA: u16 = 5;
+const CREDIT_UPDATE: u16 = 6;
+const CREDIT_REQUEST: u16 = 7;
+
+/// The device's bounds: payload of a packet, and the room that it promises.
+const PAYLOAD_BYTES_MAX: u32 = 64 << 10;
+const BUF_ALLOC_MIN: u32 = 16 << 10;
+const BUF_ALLOC_MAX: u32 = 256 << 10;
+
+/// The most steps of one input.
+const STEPS_MAX: usize = 96;
+
+/// The most bytes that one step has the host read or write.
+const HOST_BYTES_MAX: usize = 64 << 10;
+
+/// The host port at which nobody listens.
+const REFUSED_PORT: u32 = 13;
+
+/// Memory for packets that the guest sends, and for those that it receives.
+const SENT: u64 = BUFFERS;
+const RECEIVED: u64 = BUFFERS + 0x4000;
+
+/// Streams that the device handed out: stream, host port, guest port.
+type Accepted = Arc<Mutex<VecDeque<UnixStream>>>;
+
+#[derive(Debug)]
+struct Host(Accepted);
+
+impl Incoming for Host {
+    fn accept(
+        &mut self,
+        stream: UnixStream,
+        host_port: u32,
+        _guest_port: u32,
+    ) -> Result<(), Refused> {
+        if host_port == REFUSED_PORT {
+            return Err(Refused);
+        }
+        let mut accepted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        accepted.push_back(stream);
+        Ok(())
+    }
+}
+
+/// What the guest knows of a pair of ports.
+#[derive(Debug, Default, Clone, Copy)]
+struct Pair {
+    /// Sum of the bytes that it has ever said it takes: the most of `fwd_cnt` + `buf_alloc`.
+    allowed: u64,
+    /// Bytes that came since the device's last request or response.
+    received: u64,
+}
+
+struct World {
+    memory: Memory,
+    machine: Machine<Vsock>,
+    rings: [Ring; 3],
+    features: u64,
+    accepted: Accepted,
+    streams: Vec<UnixStream>,
+    pairs: BTreeMap<(u32, u32), Pair>,
+    /// Ports of the host that the guest has heard of.
+    host_ports: Vec<u32>,
+    next_descriptor: [u16; 3],
+    seen: u16,
+    /// Whether the device wrote to the used rings at the guest's wish: then they tell nothing.
+    is_tainted: bool,
+    /// Whether some packets could not be looked at, so that nothing is known of credit.
+    has_missed_packets: bool,
+}
+
+/// Runs the target.
+pub fn run(data: &[u8]) {
+    let descriptors_before = open_descriptors();
+    let mut input = Input::new(data);
+    let mut world = World::new(input.u8());
+    for _ in 0..STEPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        world.step(&mut input);
+    }
+    world.settle();
+    world.check_that_a_reset_mends_all();
+    drop(world);
+    let left = open_descriptors();
+    assert!(
+        left <= descriptors_before,
+        "{left} descriptors are open, {descriptors_before} were"
+    );
+}
+
+impl World {
+    fn new(flags: u8) -> Self {
+        let memory = Memory::new();
+        let accepted = Accepted::default();
+        let host = Box::new(Host(Arc::clone(&accepted)));
+        let device = Vsock::new(3, host).expect("descriptors");
+        let machine = Machine::new(device, &memory.0);
+        let size = if flags & 2 == 0 { 16 } else { 4 };
+        let mut world = Self {
+            memory,
+            machine,
+            rings: [
+                Ring::at(0x1000, size),
+                Ring::at(0x3000, size),
+                Ring::at(0x5000, 8),
+            ],
+            features: VERSION_1 | 1 | if flags & 1 == 0 { EVENT_IDX } else { 0 },
+            accepted,
+            streams: Vec::new(),
+            pairs: BTreeMap::new(),
+            host_ports: vec![7, 8, REFUSED_PORT, 0, u32::MAX],
+            next_descriptor: [0; 3],
+            seen: 0,
+            is_tainted: false,
+            has_missed_packets: false,
+        };
+        world.activate();
+        world
+    }
+
+    fn activate(&mut self) {
+        self.machine
+            .activate(&self.memory, self.features, &self.rings);
+        self.next_descriptor = [0; 3];
+        self.seen = 0;
+        self.is_tainted = false;
+        self.has_missed_packets = false;
+        // The guest has forgotten all; its old promises hold for nobody.
+        self.pairs.clear();
+        self.machine
+            .settle(&self.memory, &self.rings, &[RECEIVE, EVENT], || {});
+    }
+
+    fn step(&mut self, input: &mut Input<'_>) {
+        match input.below(16) {
+            0..=4 => self.guest_sends(input),
+            5 | 6 => self.guest_gives_buffers(input),
+            7 => self.with_stream(input, |stream, bytes| {
+                let mut sink = vec![0; bytes];
+                let _ = stream.read(&mut sink);
+            }),
+            8 => self.with_stream(input, |stream, bytes| {
+                let _ = stream.write(&vec![b'h'; bytes]);
+            }),
+            9 => {
+                let how = input.pick(&[Shutdown::Write, Shutdown::Read, Shutdown::Both]);
+                self.with_stream(input, |stream, _| {
+                    let _ = stream.shutdown(how);
+                });
+            }
+            10 => {
+                let which = usize::from(input.u8());
+                if !self.streams.is_empty() {
+                    self.streams.swap_remove(which % self.streams.len());
+                }
+            }
+            11 => self.host_connects(input),
+            12 => {
+                self.settle();
+            }
+            13 => {
+                let queue = usize::from(input.below(3));
+                let descriptor = Descriptor {
+                    address: address(input),
+                    len: length(input),
+                    flags: input.u16(),
+                    next: input.u16(),
+                };
+                self.rings[queue].set_descriptor(&self.memory, input.u16(), descriptor);
+                self.rings[queue].publish(&self.memory, input.u16());
+            }
+            14 => {
+                let queue = usize::from(input.below(3));
+                self.rings[queue].set_available_index(&self.memory, input.u16());
+            }
+            _ if input.below(2) == 0 => self.activate(),
+            _ => {
+                let device = Arc::clone(&self.machine.device);
+                let mut device = device.lock().unwrap_or_else(PoisonError::into_inner);
+                device.reset_transport();
+            }
+        }
+    }
+
+    /// Does something with one of the host's streams, and some bytes.
+    fn with_stream(&mut self, input: &mut Input<'_>, action: impl FnOnce(&mut UnixStream, usize)) {
+        let which = usize::from(input.u8());
+        let bytes = usize::try_from(length(input)).expect("64 bits") % HOST_BYTES_MAX;
+        if self.streams.is_empty() {
+            return;
+        }
+        let which = which % self.streams.len();
+        action(&mut self.streams[which], bytes);
+    }
+
+    fn host_connects(&mut self, input: &mut Input<'_>) {
+        let (ours, theirs) = UnixStream::pair().expect("descriptors");
+        ours.set_nonblocking(true).expect("a socket");
+        let port = input.pick(&[1024, 1025, 0, u32::MAX]);
+        let device = Arc::clone(&self.machine.device);
+        let mut device = device.lock().unwrap_or_else(PoisonError::into_inner);
+        if device.connect(port, theirs).is_ok() {
+            self.streams.push(ours);
+        }
+    }
+
+    /// The guest makes a packet available, most often one that makes sense.
+    fn guest_sends(&mut self, input: &mut Input<'_>) {
+        let op = input.pick(&[
+            REQUEST,
+            DATA,
+            RESPONSE,
+            DATA,
+            SHUTDOWN,
+            CREDIT_UPDATE,
+            CREDIT_REQUEST,
+            RESET,
+            0,
+            8,
+            0xffff,
+        ]);
+        let guest_port = input.pick(&[1024, 1025, 1026, 0, u32::MAX]);
+        let host_port = self.host_ports[usize::from(input.u8()) % self.host_ports.len()];
+        let pair = self
+            .pairs
+            .get(&(guest_port, host_port))
+            .copied()
+            .unwrap_or_default();
+        let odd = input.u8();
+        let pick = |input: &mut Input<'_>, bit: u8, plain: u64| match odd & bit {
+            0 => plain,
+            _ => input.u64(),
+        };
+        let payload_len = if op == DATA {
+            input.pick(&[1, 0, 100, 4096, 8192, 0x2000])
+        } else {
+            0
+        };
+        let taken = if input.below(2) == 0 {
+            pair.received
+        } else {
+            0
+        };
+        let buf_alloc = input.pick(&[1 << 16, 0, 1, 100, 4096, 1 << 20, u32::MAX]);
+        let header = Header {
+            src_cid: pick(input, 1, GUEST_CID),
+            dst_cid: pick(input, 2, HOST_CID),
+            src_port: guest_port,
+            dst_port: host_port,
+            len: crate::machine::low(pick(input, 4, payload_len.into())),
+            kind: u16::from_le_bytes(first_two(pick(input, 8, 1))),
+            op,
+            flags: match op {
+                SHUTDOWN => u32::from(input.below(4)),
+                _ => crate::machine::low(pick(input, 16, 0)),
+            },
+            buf_alloc,
+            fwd_cnt: crate::machine::low(pick(input, 32, taken)),
+        };
+        let slot = SENT + u64::from(self.next_descriptor[TRANSMIT] % 4) * 0x800;
+        self.memory.write(slot, &header.to_bytes());
+        let body = slot + u64::from(HEADER_BYTES);
+        let pieces = match input.below(4) {
+            0 if payload_len > 1 => vec![
+                (slot, HEADER_BYTES, false),
+                (body, 1, false),
+                (body + 1, payload_len - 1, false),
+            ],
+            1 => vec![(slot, 20, false), (slot + 20, payload_len + 24, false)],
+            2 => vec![(slot, length(input), input.below(8) == 0)],
+            _ => vec![(slot, HEADER_BYTES + payload_len, false)],
+        };
+        self.publish(TRANSMIT, &pieces);
+        let pair = self.pairs.entry((guest_port, host_port)).or_default();
+        let allowed = u64::from(header.fwd_cnt) + u64::from(header.buf_alloc);
+        pair.allowed = pair.allowed.max(allowed);
+    }
+
+    fn guest_gives_buffers(&mut self, input: &mut Input<'_>) {
+        let queue = if input.below(8) == 0 { EVENT } else { RECEIVE };
+        let len = input.pick(&[4140, 45, 44, 43, 1, 0, 100, 1 << 14]);
+        for _ in 0..input.below(8) {
+            let at = RECEIVED + u64::from(self.next_descriptor[queue] % 2) * 0x1100;
+            let pieces = match input.below(3) {
+                0 if len > 2 => vec![(at, 2, true), (at + 2, len - 2, true)],
+                1 => vec![(address(input), len, true)],
+                _ => vec![(at, len, true)],
+            };
+            self.publish(queue, &pieces);
+        }
+    }
+
+    fn publish(&mut self, queue: usize, pieces: &[(u64, u32, bool)]) {
+        let head = self.next_descriptor[queue];
+        self.next_descriptor[queue] = self.rings[queue].set_chain(&self.memory, head, pieces);
+        self.rings[queue].publish(&self.memory, head);
+    }
+
+    /// Kicks all queues, lets the device work, and looks at what the guest has got.
+    fn settle(&mut self) {
+        let was_broken = self.machine.needs_reset();
+        let before = self.rings.map(|ring| ring.used_index(&self.memory));
+        (0..3).for_each(|queue| self.machine.kick(queue));
+        let is_plain = self
+            .machine
+            .settle(&self.memory, &self.rings, &[RECEIVE, EVENT], || {});
+        let accepted =
+            std::mem::take(&mut *self.accepted.lock().unwrap_or_else(PoisonError::into_inner));
+        for stream in accepted {
+            stream.set_nonblocking(true).expect("a socket");
+            self.streams.push(stream);
+        }
+        self.is_tainted |= !is_plain;
+        if self.is_tainted || was_broken {
+            return;
+        }
+        let [_, sent_before, _] = before;
+        let sent = self.rings[TRANSMIT].used_index(&self.memory);
+        for index in 0..sent
+            .wrapping_sub(sent_before)
+            .min(self.rings[TRANSMIT].size)
+        {
+            let at = sent.wrapping_sub(1).wrapping_sub(index);
+            let (_, written) = self.rings[TRANSMIT].used_element(&self.memory, at);
+            assert_eq!(written, 0, "a sent packet comes back as it was");
+        }
+        self.hear();
+    }
+
+    /// Checks the packets that came, as long as none lies over another.
+    fn hear(&mut self) {
+        let ring = self.rings[RECEIVE];
+        let used = ring.used_index(&self.memory);
+        let came = used.wrapping_sub(self.seen);
+        assert!(came <= ring.size, "more buffers than there are");
+        let mut packets = Vec::new();
+        let mut all_parts: Vec<Range<u64>> = Vec::new();
+        for index in 0..came {
+            let (head, written) = ring.used_element(&self.memory, self.seen.wrapping_add(index));
+            let head = u16::try_from(head).expect("a head");
+            let parts = ring
+                .writable_parts(&self.memory, head)
+                .expect("a chain that came back is one");
+            let room: u64 = parts.iter().map(|part| part.end - part.start).sum();
+            assert!(u64::from(written) <= room, "{written} bytes in {room}");
+            if written > 0 {
+                assert!(written >= HEADER_BYTES, "half a header");
+                all_parts.extend(parts.iter().cloned());
+                packets.push((parts, written));
+            }
+        }
+        self.seen = used;
+        let is_disjoint = all_parts
+            .iter()
+            .enumerate()
+            .all(|(at, part)| all_parts[..at].iter().all(|other| !overlap(part, other)));
+        self.has_missed_packets |= !is_disjoint;
+        if !is_disjoint {
+            return;
+        }
+        for (parts, written) in packets {
+            let mut bytes = Vec::new();
+            for part in parts {
+                let left = u64::from(HEADER_BYTES) - bytes.len() as u64;
+                let len = usize::try_from(left.min(part.end - part.start)).expect("small");
+                bytes.extend(self.memory.read_bytes(part.start, len));
+            }
+            self.check_packet(&Header::from_bytes(&bytes), written);
+        }
+    }
+
+    fn check_packet(&mut self, header: &Header, written: u32) {
+        assert_eq!(header.len, written - HEADER_BYTES, "{header:?}");
+        assert_eq!(header.dst_cid, GUEST_CID, "{header:?}");
+        assert!(
+            (REQUEST..=CREDIT_REQUEST).contains(&header.op),
+            "{header:?}"
+        );
+        assert!(header.len <= PAYLOAD_BYTES_MAX, "{header:?}");
+        assert_eq!(header.len > 0, header.op == DATA, "{header:?}");
+        if header.op == RESET {
+            return;
+        }
+        // Only a reset answers a packet that made no sense, with that packet's addresses.
+        assert_eq!((header.src_cid, header.kind), (HOST_CID, 1), "{header:?}");
+        assert!(
+            (BUF_ALLOC_MIN..=BUF_ALLOC_MAX).contains(&header.buf_alloc),
+            "{header:?}"
+        );
+        if !self.host_ports.contains(&header.src_port) {
+            self.host_ports.push(header.src_port);
+        }
+        let pair = self
+            .pairs
+            .entry((header.dst_port, header.src_port))
+            .or_default();
+        if matches!(header.op, REQUEST | RESPONSE) {
+            pair.received = 0;
+        }
+        if header.op == DATA {
+            pair.received += u64::from(header.len);
+            assert!(
+                self.has_missed_packets || pair.received <= pair.allowed,
+                "{header:?} is beyond the guest's credit: {pair:?}"
+            );
+        }
+    }
+
+    /// Whatever was done: after a reset all is given back, and a stream can be opened and carries bytes.
+    fn check_that_a_reset_mends_all(&mut self) {
+        self.streams.clear();
+        self.activate();
+        self.settle();
+        let header = Header {
+            src_cid: GUEST_CID,
+            dst_cid: HOST_CID,
+            src_port: 4000,
+            dst_port: 7,
+            len: 0,
+            kind: 1,
+            op: REQUEST,
+            flags: 0,
+            buf_alloc: 1 << 16,
+            fwd_cnt: 0,
+        };
+        self.publish(RECEIVE, &[(RECEIVED, 4096, true)]);
+        self.send(header, b"");
+        self.settle();
+        assert_eq!(self.received().op, RESPONSE);
+        let mut stream = self.streams.pop().expect("the host has got a stream");
+        self.send(
+            Header {
+                op: DATA,
+                len: 3,
+                ..header
+            },
+            b"abc",
+        );
+        self.settle();
+        let mut got = [0; 4];
+        assert_eq!(stream.read(&mut got).ok(), Some(3));
+        assert_eq!(&got[..3], b"abc");
+        stream.write_all(b"xyz").expect("the socket has room");
+        self.publish(RECEIVE, &[(RECEIVED, 4096, true)]);
+        self.settle();
+        assert_eq!((self.received().op, self.received().len), (DATA, 3));
+        let at = RECEIVED + u64::from(HEADER_BYTES);
+        assert_eq!(&self.memory.read::<3>(at), b"xyz");
+    }
+
+    fn send(&mut self, header: Header, payload: &[u8]) {
+        self.memory.write(SENT, &header.to_bytes());
+        self.memory.write(SENT + u64::from(HEADER_BYTES), payload);
+        let pair = self
+            .pairs
+            .entry((header.src_port, header.dst_port))
+            .or_default();
+        pair.allowed = pair.allowed.max(u64::from(header.buf_alloc));
+        self.publish(TRANSMIT, &[(SENT, HEADER_BYTES + header.len, false)]);
+    }
+
+    fn received(&self) -> Header {
+        Header::from_bytes(&self.memory.read::<44>(RECEIVED))
+    }
+}
+
+/// A packet's header (virtio 1.2 §5.10.6), in this target's own words: not the device's.
+#[derive(Debug, Clone, Copy)]
+struct Header {
+    src_cid: u64,
+    dst_cid: u64,
+    src_port: u32,
+    dst_port: u32,
+    len: u32,
+    kind: u16,
+    op: u16,
+    flags: u32,
+    buf_alloc: u32,
+    fwd_cnt: u32,
+}
+
+impl Header {
+    fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEADER_BYTES as usize);
+        bytes.extend_from_slice(&self.src_cid.to_le_bytes());
+        bytes.extend_from_slice(&self.dst_cid.to_le_bytes());
+        bytes.extend_from_slice(&self.src_port.to_le_bytes());
+        bytes.extend_from_slice(&self.dst_port.to_le_bytes());
+        bytes.extend_from_slice(&self.len.to_le_bytes());
+        bytes.extend_from_slice(&self.kind.to_le_bytes());
+        bytes.extend_from_slice(&self.op.to_le_bytes());
+        bytes.extend_from_slice(&self.flags.to_le_bytes());
+        bytes.extend_from_slice(&self.buf_alloc.to_le_bytes());
+        bytes.extend_from_slice(&self.fwd_cnt.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let mut input = Input::new(bytes);
+        Self {
+            src_cid: input.u64(),
+            dst_cid: input.u64(),
+            src_port: input.u32(),
+            dst_port: input.u32(),
+            len: input.u32(),
+            kind: input.u16(),
+            op: input.u16(),
+            flags: input.u32(),
+            buf_alloc: input.u32(),
+            fwd_cnt: input.u32(),
+        }
+    }
+}
+
+fn first_two(value: u64) -> [u8; 2] {
+    let [a, b, ..] = value.to_le_bytes();
+    [a, b]
+}
+
+/// Descriptors of this process.
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+}
+
+/// Inputs to begin with.
+#[must_use]
+pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    // A packet: step; operation; guest's and host's port; what is odd; length of data; whether the count is kept; room; flags of a
+    // shutdown; how it is split.
+    let request = [0, 0, 0, 0, 0, 0, 0, 3];
+    let data = [1, 1, 0, 0, 0, 2, 0, 0, 3];
+    let much_data = [1, 1, 0, 0, 0, 4, 0, 0, 0];
+    let update = [2, 5, 0, 0, 0, 0, 0, 3];
+    let ask = [2, 6, 0, 0, 0, 0, 0, 3];
+    let shutdown = [3, 4, 0, 0, 0, 0, 0, 3, 3];
+    let reset = [4, 7, 0, 0, 0, 0, 0, 3];
+    let response = [0, 2, 0, 5, 0, 0, 0, 3];
+    // Buffers: step; queue; length; how many; how each is split.
+    let buffers = [5, 1, 0, 4, 2, 0, 2, 2];
+    let small_buffers = [5, 1, 1, 3, 2, 2, 2];
+    let events = [5, 0, 6, 1, 2];
+    let (settle, host_reads, host_writes) = ([12], [7, 0, 2, 0, 64], [8, 0, 2, 0, 16]);
+    let (host_shuts, host_closes, host_connects) = ([9, 0, 0, 0, 0], [10, 0], [11, 0]);
+    let (restart, transport_reset) = ([15, 0], [15, 1]);
+    let begin = |flags, steps: &[&[u8]]| {
+        let mut bytes = vec![flags];
+        steps.iter().for_each(|step| bytes.extend_from_slice(step));
+        bytes
+    };
+    let open: [&[u8]; 4] = [&buffers, &request, &settle, &data];
+    let with = |steps: &[&[u8]]| {
+        let all: Vec<&[u8]> = open.iter().chain(steps).copied().collect();
+        begin(0, &all)
+    };
+    vec![
+        (
+            "both_directions",
+            with(&[
+                &settle,
+                &host_reads,
+                &host_writes,
+                &settle,
+                &update,
+                &ask,
+                &settle,
+            ]),
+        ),
+        (
+            "guest_closes",
+            with(&[&shutdown, &settle, &buffers, &settle]),
+        ),
+        ("guest_resets", with(&[&reset, &settle, &request, &settle])),
+        (
+            "host_closes",
+            with(&[&settle, &host_closes, &settle, &data, &settle]),
+        ),
+        (
+            "host_shuts",
+            with(&[&host_shuts, &settle, &shutdown, &settle]),
+        ),
+        (
+            "host_connects",
+            begin(
+                0,
+                &[
+                    &buffers,
+                    &host_connects,
+                    &settle,
+                    &response,
+                    &host_writes,
+                    &settle,
+                    &data,
+                    &settle,
+                ],
+            ),
+        ),
+        (
+            "reader_that_stopped",
+            with(&[
+                &much_data, &much_data, &much_data, &settle, &much_data, &settle,
+            ]),
+        ),
+        (
+            "small_buffers",
+            begin(
+                2,
+                &[
+                    &small_buffers,
+                    &request,
+                    &settle,
+                    &host_writes,
+                    &settle,
+                    &small_buffers,
+                    &settle,
+                ],
+            ),
+        ),
+        (
+            "restart",
+            with(&[&host_writes, &restart, &request, &settle]),
+        ),
+        (
+            "transport_reset",
+            with(&[
+                &events,
+                &settle,
+                &transport_reset,
+                &settle,
+                &request,
+                &settle,
+            ]),
+        ),
+        (
+            "no_event_index",
+            begin(1, &[&buffers, &request, &settle, &data, &settle]),
+        ),
+    ]
+}
