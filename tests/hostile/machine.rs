@@ -1,52 +1,35 @@
-//! One machine, in a process of its own: this program again.
+//! One machine, in a process of its own and in its cell: this program again, started as the library starts it.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use vmm::Served;
+use jailer::{Bounds, Cell, MachineProcess, Options, ProcessEnd};
 use vmm::control::{ControlSocket, DiskConfig, MachineConfig, ToMachine};
-
-/// The argument with which this program is a machine's process.
-pub(crate) const SERVE: &str = "serve-a-machine";
 
 /// Memory of the guest.
 pub(crate) const MEMORY_MIB: u32 = 32;
 
+/// Processors of the guest.
+const VCPUS: u8 = 2;
+
 /// Sectors of each disk, as the guest knows.
 const SECTORS: u16 = 2048;
+
+/// How long a process may take until it is in its cell: the host may be emulated.
+const ENTRY_MAX: Duration = Duration::from_secs(60);
 
 /// How long a process may take to end when it is told to.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// Between two looks whether a process has ended.
-const LOOK: Duration = Duration::from_millis(2);
-
-/// Exit codes of a machine's process.
-const EXIT_ENDED: u8 = 0;
-const EXIT_CLOSED: u8 = 10;
-
-/// What a machine's process does.
-pub(crate) fn serve() -> ExitCode {
-    let socket = io::stdin()
-        .as_fd()
-        .try_clone_to_owned()
-        .expect("standard input is the control socket");
-    match vmm::serve(socket.into()) {
-        Served::Ended => EXIT_ENDED.into(),
-        Served::Closed => EXIT_CLOSED.into(),
-        Served::NoStart => ExitCode::FAILURE,
-    }
-}
-
 /// A machine that was started. Dropping it kills its process.
 #[derive(Debug)]
 pub(crate) struct Machine {
-    process: Child,
+    process: MachineProcess,
+    pub(crate) cell: Cell,
     pub(crate) socket: Option<ControlSocket>,
     pub(crate) console: UnixStream,
 }
@@ -57,13 +40,21 @@ impl Machine {
         let (socket, theirs) = ControlSocket::pair()?;
         let (console, console_end) = UnixStream::pair()?;
         console.set_nonblocking(true)?;
-        let process = Command::new(std::env::current_exe()?)
-            .arg(SERVE)
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stderr(Stdio::piped())
-            .spawn()?;
+        let options = Options::new(Bounds {
+            memory_mib: MEMORY_MIB,
+            vcpus: VCPUS,
+            // The disk that may be written to.
+            max_file_bytes: u64::from(SECTORS) * 512,
+        });
+        let program = std::env::current_exe()?;
+        let mut process =
+            jailer::start(&program, theirs.into(), options).map_err(io::Error::other)?;
+        let cell = process
+            .entered(ENTRY_MAX)
+            .map_err(io::Error::other)?
+            .ok_or_else(|| io::Error::other("the process ended before it was in its cell"))?;
         let config = MachineConfig {
-            vcpu_count: 2,
+            vcpu_count: VCPUS,
             memory_mib: MEMORY_MIB,
             cmdline,
             guest_cid: 3,
@@ -94,6 +85,7 @@ impl Machine {
             .map_err(io::Error::other)?;
         Ok(Self {
             process,
+            cell,
             socket: Some(socket),
             console,
         })
@@ -106,42 +98,25 @@ impl Machine {
     /// Closes the control socket; the process is to end at once.
     pub(crate) fn close(mut self) -> Result<(), String> {
         self.socket = None;
-        self.ended(EXIT_CLOSED)
+        self.has_ended()
     }
 
-    /// The process has said that the machine ended; it is to end at once too.
+    /// The process was told to end, or has said that the machine ended: it is to end at once.
     pub(crate) fn has_ended(mut self) -> Result<(), String> {
-        self.ended(EXIT_ENDED)
-    }
-
-    fn ended(&mut self, code: u8) -> Result<(), String> {
-        let told = Instant::now();
-        let status = loop {
-            match self.process.try_wait() {
-                Ok(Some(status)) => break status,
-                Ok(None) if told.elapsed() < END_MAX => std::thread::sleep(LOOK),
-                Ok(None) => return Err(format!("the process lives on after {END_MAX:?}")),
-                Err(error) => return Err(error.to_string()),
-            }
-        };
-        let mut said = String::new();
-        if let Some(mut stderr) = self.process.stderr.take() {
-            stderr
-                .read_to_string(&mut said)
-                .map_err(|error| error.to_string())?;
-        }
-        if status.code() != Some(code.into()) || !said.is_empty() {
-            return Err(format!("the process ended with {status} and said: {said}"));
+        let end = self
+            .process
+            .wait_timeout(END_MAX)
+            .ok_or_else(|| format!("the process lives on after {END_MAX:?}"))?;
+        while self.process.read_stderr() {}
+        let said = self.process.stderr_tail();
+        if end != ProcessEnd::Exited(0) || !said.is_empty() {
+            let said = String::from_utf8_lossy(&said);
+            let call = self.process.forbidden_call();
+            return Err(format!(
+                "the process ended with {end:?} (forbidden system call: {call:?}) and said: {said}"
+            ));
         }
         Ok(())
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        // Both fail only where it has ended.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

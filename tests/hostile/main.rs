@@ -2,7 +2,8 @@
 //! the table says ([`table`]).
 //!
 //! It runs wherever `/dev/kvm` opens, with hardware virtualization or without. Each case is a test by its name, in a machine of its own,
-//! whose process is this program again. For every case, whatever it does: the process writes nothing to standard error (no panic), its
+//! whose process is this program again, in its cell as in production ([`machine`]). For every case, whatever it does: the process writes nothing to standard error (no panic), its
+//! makes no system call that it may not make, its
 //! memory stays below a bound, its descriptors are as many as before, it does not spin when the guest is idle, and it ends at once when
 //! it is told to.
 
@@ -27,15 +28,12 @@ use std::process::ExitCode;
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use machine::SERVE;
-
 /// Set by `cargo xtask test` in the KVM host, which may be an emulated one.
-const IN_KVM_HOST: &str = "SANDVMM_KVM_HOST";
+pub(crate) const IN_KVM_HOST: &str = "SANDVMM_KVM_HOST";
 
 fn main() -> ExitCode {
-    if std::env::args().nth(1).as_deref() == Some(SERVE) {
-        return machine::serve();
-    }
+    // A machine's process closes its cell, serves, and does not come back.
+    sandvmm::init();
     // A thousand connections are as many descriptors, here and in the machine's process.
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

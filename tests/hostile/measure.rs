@@ -1,6 +1,7 @@
 //! What a machine's process uses, by `/proc`.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use crate::machine::MEMORY_MIB;
@@ -40,11 +41,19 @@ pub(crate) fn memory_is_bounded(pid: u32) -> Result<u64, String> {
     Ok(kib)
 }
 
-/// How many descriptors it has.
-pub(crate) fn descriptors(pid: u32) -> Result<usize, String> {
+/// How many descriptors it has; `None` where only root may know, since the process is not dumpable.
+pub(crate) fn descriptors(pid: u32) -> Result<Option<usize>, String> {
     let path = format!("/proc/{pid}/fd");
-    let entries = fs::read_dir(&path).map_err(|error| format!("{path}: {error}"))?;
-    Ok(entries.count())
+    match fs::read_dir(&path) {
+        Ok(entries) => Ok(Some(entries.count())),
+        Err(error)
+            if error.kind() == ErrorKind::PermissionDenied
+                && !rustix::process::geteuid().is_root() =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(format!("{path}: {error}")),
+    }
 }
 
 /// Checks that it does next to nothing for a while: its guest is idle.

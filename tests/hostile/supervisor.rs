@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm::control::{ControlError, EndReason, FromMachine, ToMachine};
 
+use crate::IN_KVM_HOST;
 use crate::machine::Machine;
 use crate::measure;
 use crate::streams::{RESUME_PORT, Stream};
@@ -87,6 +88,10 @@ impl Supervisor {
             format!("case={name}")
         };
         let machine = Machine::start(cmdline).map_err(|error| error.to_string())?;
+        let missing = &machine.cell.missing;
+        if std::env::var_os(IN_KVM_HOST).is_some() && !missing.is_empty() {
+            return Err(format!("the cell lacks {missing:?}"));
+        }
         Ok(Self {
             machine,
             streams: Vec::new(),
@@ -140,14 +145,14 @@ impl Supervisor {
         let pid = self.machine.pid();
         let kib = measure::memory_is_bounded(pid)?;
         let now = measure::descriptors(pid)?;
-        let _ = writeln!(self.said, "note {kib} KiB at most, {now} descriptors");
+        let _ = writeln!(self.said, "note {kib} KiB at most, {now:?} descriptors");
         let allowed = self.descriptors_max + self.streams.len();
-        if now > allowed {
-            return Err(format!(
+        match now {
+            Some(now) if now > allowed => Err(format!(
                 "the process has {now} descriptors, more than {allowed}"
-            ));
+            )),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Serves until something has come to an end.
