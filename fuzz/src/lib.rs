@@ -36,6 +36,20 @@ mod ring;
 pub mod supervisor;
 pub mod vsock;
 
+use std::sync::Arc;
+use std::sync::Once;
+use std::sync::atomic::AtomicBool;
+
+/// Keeps a write to a closed socket from ending the process, as Rust's runtime does in every program of ours; libFuzzer's `main` does not.
+pub(crate) fn outlive_closed_sockets() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let nobody_looks = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal_hook::consts::SIGPIPE, nobody_looks)
+            .expect("the signal may be handled");
+    });
+}
+
 /// Inputs by their names.
 pub type Seeds = Vec<(&'static str, Vec<u8>)>;
 

@@ -26,6 +26,7 @@ thread_local! {
 
 /// Runs the target.
 pub fn run(data: &[u8]) {
+    crate::outlive_closed_sockets();
     let idle = IDLE.with_borrow_mut(Option::take);
     let idle = idle.unwrap_or_else(|| Idle::start().expect("a process"));
     let mut supervisor = Scripted::new(idle).expect("descriptors");

@@ -108,6 +108,7 @@ struct World {
 
 /// Runs the target.
 pub fn run(data: &[u8]) {
+    crate::outlive_closed_sockets();
     let descriptors_before = open_descriptors();
     let mut input = Input::new(data);
     let mut world = World::new(input.u8());
