@@ -14,8 +14,8 @@ use guest_agent::streams::Pending;
 use protocol::content::{self, ContentReader, MAX_PIECE_BYTES};
 use protocol::frame::{self, Decoder, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{
-    Configure, ExitStatus, Exited, FileWritten, FromAgent, Hello, Spawn, SpawnFailure, Stdio,
-    StreamHeader, StreamKind, TerminalSize, ToAgent, WriteFile,
+    Configure, ExitStatus, Exited, FileWritten, FromAgent, Hello, Restored, Resume, Spawn,
+    SpawnFailure, Stdio, StreamHeader, StreamKind, TerminalSize, ToAgent, WriteFile,
 };
 
 use crate::input::Input;
@@ -198,7 +198,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ToAgent::Spawn(spawn.clone()),
         ToAgent::Spawn(Spawn {
             stdio: Stdio::Terminal(size),
-            ..spawn
+            ..spawn.clone()
         }),
         ToAgent::Signal {
             command_id: 1,
@@ -209,6 +209,18 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
             command_id: 1,
             size,
         },
+        ToAgent::WarmUp(spawn),
+        ToAgent::Freeze {
+            close_streams: true,
+        },
+        ToAgent::Thaw,
+        ToAgent::Resume(Resume {
+            realtime_ns: 1,
+            entropy: [7; 32],
+            hostname: "guest".into(),
+            machine_id: [8; 16],
+            boot_id: [9; 16],
+        }),
     ];
     let file = StreamHeader {
         command_id: 0,
@@ -257,7 +269,10 @@ pub(crate) fn from_agent() -> Vec<FromAgent> {
             init_started_ns: 1,
             sent_ns: 2,
         }),
-        FromAgent::Spawned { command_id: 1 },
+        FromAgent::Spawned {
+            command_id: 1,
+            warm: false,
+        },
         FromAgent::Exited(Exited {
             command_id: 1,
             status: ExitStatus::Code(0),
@@ -273,6 +288,17 @@ pub(crate) fn from_agent() -> Vec<FromAgent> {
         FromAgent::Fatal {
             message: "gone".into(),
         },
+        FromAgent::Restored(Restored {
+            version: protocol::VERSION,
+            noticed_ns: 1,
+            sent_ns: 2,
+        }),
+        FromAgent::Resumed,
+        FromAgent::Frozen,
+        FromAgent::FreezeFailed {
+            message: "no".into(),
+        },
+        FromAgent::Thawed,
     ]
 }
 

@@ -13,7 +13,7 @@ use rustix::net::{
 use vmm::Served;
 use vmm::control::{
     ControlSocket, DiskConfig, EndReason, FromMachine, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES,
-    MachineConfig, ToMachine,
+    MachineConfig, RestoreConfig, Then, ToMachine,
 };
 
 use crate::input::Input;
@@ -48,7 +48,10 @@ pub fn run(data: &[u8]) {
         is_start.get_or_insert_with(|| {
             descriptors.len() <= MAX_DESCRIPTORS
                 && packet.len() <= MAX_MESSAGE_BYTES
-                && matches!(postcard::from_bytes(packet), Ok(ToMachine::Start(_)))
+                && matches!(
+                    postcard::from_bytes(packet),
+                    Ok(ToMachine::Start(_) | ToMachine::Restore(_))
+                )
         });
     }
     drop(write_end);
@@ -118,6 +121,11 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
             serial: "root".into(),
         }],
     };
+    let restore = RestoreConfig {
+        has_console: true,
+        disks: config.disks.clone(),
+        check_host: true,
+    };
     let plain = MachineConfig {
         has_initramfs: false,
         has_console: false,
@@ -149,6 +157,15 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         (
             "too_many_disks",
             packet(11, &ToMachine::Start(too_many_disks)),
+        ),
+        ("restore", packet(5, &ToMachine::Restore(restore.clone()))),
+        (
+            "restore_lacking_descriptors",
+            packet(4, &ToMachine::Restore(restore)),
+        ),
+        (
+            "snapshot_first",
+            packet(3, &ToMachine::Snapshot { then: Then::Stay }),
         ),
         ("connect_first", packet(1, &connect)),
         (

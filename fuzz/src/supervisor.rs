@@ -93,7 +93,7 @@ pub fn run(data: &[u8]) {
 fn of_command(message: &FromAgent, id: u32) -> FromAgent {
     let mut message = message.clone();
     match &mut message {
-        FromAgent::Spawned { command_id } | FromAgent::SpawnFailed { command_id, .. } => {
+        FromAgent::Spawned { command_id, .. } | FromAgent::SpawnFailed { command_id, .. } => {
             *command_id = id;
         }
         FromAgent::Exited(exited) => exited.command_id = id,
@@ -107,8 +107,8 @@ fn of_command(message: &FromAgent, id: u32) -> FromAgent {
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     // The agent dials from its port; which of its messages it says, and about which command.
     let dial = [6, 0, 0, 0, 0, 0, 0];
-    let [hello, spawned, exited, failed, fatal] =
-        [0, 1, 2, 3, 4].map(|message| move |command| [3, message, command]);
+    let [hello, spawned, exited, failed, fatal, restored, resumed] =
+        [0, 1, 2, 3, 4, 5, 6].map(|message| move |command| [3, message, command]);
     let start = [7];
     let forget = [8, 0];
     let machine = |count: u8, message: &FromMachine| {
@@ -158,6 +158,18 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         (
             "time_is_over",
             all(&[&dial, &hello(0), &start, &spawned(1), &[9, 0], &exited(1)]),
+        ),
+        (
+            "a_restored_guest",
+            all(&[
+                &running,
+                &dial,
+                &restored(0),
+                &start,
+                &resumed(0),
+                &spawned(1),
+                &exited(1),
+            ]),
         ),
         ("agent_gone", all(&[&dial, &hello(0), &start, &fatal(0)])),
         ("agent_out_of_turn", all(&[&dial, &hello(0), &exited(9)])),
