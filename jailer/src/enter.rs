@@ -9,7 +9,7 @@ use rustix::process::{
 
 use crate::cell::{Namespace, Part};
 use crate::report::{self, DESCRIPTOR, Entered};
-use crate::{landlock, last_words, privileges, rlimits, root};
+use crate::{heap, landlock, last_words, privileges, rlimits, root};
 
 /// First Linux that counts a user's processes by user namespace (`inc_rlimit_ucounts`, `kernel/ucount.c`).
 const COUNTS_BY_NAMESPACE: (u32, u32) = (5, 14);
@@ -46,6 +46,7 @@ pub struct Inside {
 /// # Errors
 /// See [`EnterError`]; the process must end then.
 pub fn enter() -> Result<Inside, EnterError> {
+    heap::keep_in_one_place().map_err(|source| failed("laying out the heap", source))?;
     let report = take_report()?;
     let settings = report::settings(report.as_fd())
         .map_err(|source| failed("hearing what the supervisor wants", source))?;

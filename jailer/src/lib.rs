@@ -18,6 +18,7 @@ mod calls;
 mod cell;
 mod cgroup;
 mod enter;
+mod heap;
 mod ids;
 mod landlock;
 mod last_words;

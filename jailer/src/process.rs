@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+use rustix::process::{Signal, WaitId, WaitIdOptions, WaitIdStatus, pidfd_send_signal, waitid};
 
 use crate::calls::call_name;
 use crate::cell::Cell;
@@ -25,6 +25,10 @@ const STDERR_CHUNK_BYTES: usize = 4 << 10;
 /// How long a killed process may take until it is gone. Tearing down a large machine's memory takes tens of
 /// milliseconds; a process that is stuck in its kernel is left to the system after this.
 const REAP_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a process that has ended may stay with somebody who traces it (`strace -f`), and between two looks at that.
+const TRACER_LIMIT: Duration = Duration::from_secs(2);
+const TRACER_LOOK: Duration = Duration::from_millis(1);
 
 /// How a machine's process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,11 +150,7 @@ impl MachineProcess {
     /// Waits at most `limit` for the process to end by itself, and reaps it; `None` when it still runs.
     pub fn wait_timeout(&mut self, limit: Duration) -> Option<ProcessEnd> {
         if self.end.is_none() && self.has_ended(limit) {
-            let reaped = waitid(
-                WaitId::PidFd(self.pidfd.as_fd()),
-                WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
-            );
-            self.end = Some(match reaped {
+            self.end = Some(match self.reap() {
                 Ok(Some(status)) => match (status.exit_status(), status.terminating_signal()) {
                     (Some(code), _) => ProcessEnd::Exited(code),
                     (None, Some(signal)) => ProcessEnd::Signaled(signal),
@@ -161,6 +161,21 @@ impl MachineProcess {
             self.cgroup = None;
         }
         self.end
+    }
+
+    /// Takes the status of the process, which has ended.
+    fn reap(&self) -> rustix::io::Result<Option<WaitIdStatus>> {
+        let deadline = Instant::now() + TRACER_LIMIT;
+        loop {
+            let reaped = waitid(
+                WaitId::PidFd(self.pidfd.as_fd()),
+                WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
+            );
+            if !matches!(reaped, Ok(None)) || Instant::now() > deadline {
+                return reaped;
+            }
+            std::thread::sleep(TRACER_LOOK);
+        }
     }
 
     /// Kills and reaps the process.

@@ -319,6 +319,12 @@ pub(crate) const CASES: &[Case] = &[
         "discard and write-zeroes with ranges that overflow, are cut, or too many",
     ),
     case(
+        "block",
+        Refused,
+        "a_disk_is_used_for_all_that_it_can",
+        "nothing wrong: writes, reads, a flush, space given back, zeroes",
+    ),
+    case(
         "vsock",
         Refused,
         "packets_shorter_than_they_say",
@@ -383,6 +389,18 @@ pub(crate) const CASES: &[Case] = &[
         Refused,
         "reader_that_never_reads",
         "a stream from the host that the guest accepts and never reads",
+    ),
+    case(
+        "vsock",
+        Ends(End::TripleFault),
+        "connects_then_ends",
+        "connects, then ends with a fault: the supervisor hears all of it, also late",
+    ),
+    case(
+        "vsock",
+        Refused,
+        "data_for_a_late_reader",
+        "nothing wrong: as much data as it may send at once, for a reader that takes its time",
     ),
     case(
         "machine",

@@ -399,12 +399,20 @@ impl Runner {
                 libc::EINTR | libc::EAGAIN => Next::Look,
                 libc::ENOMEM if *entry_retries < MAX_ENTRY_RETRIES => {
                     *entry_retries += 1;
-                    thread::sleep(ENTRY_RETRY_DELAY);
+                    self.pass(ENTRY_RETRY_DELAY);
                     Next::Look
                 }
                 _ => failed(format!("vCPU {id} could not run: {error}")),
             },
         }
+    }
+
+    /// Lets time pass, or less where something else is wanted. Not by sleeping: a thread that has served makes few system calls.
+    fn pass(&self, delay: Duration) {
+        let shared = &self.retire.0;
+        let status = lock(&shared.status);
+        // Woken early or not, the next entry tells.
+        let _ = shared.changed.wait_timeout(status, delay);
     }
 
     /// Serves the exit `KVM_EXIT_IO`. A string instruction comes as one exit with many elements; each goes to the port by itself.

@@ -16,7 +16,7 @@ use crate::workspace::{Workspace, cargo};
 /// The package of the whole-machine tests.
 const MACHINE_TESTS: &str = "sandvmm-tests";
 /// The test of that package which needs no Linux in the guest, and so no hardware virtualization.
-const HOSTILE_TEST: &str = "hostile";
+const BARE_METAL_TESTS: [&str; 2] = ["hostile", "cell"];
 
 /// The guest of that test, in a workspace of its own.
 const HOSTILE_GUEST: &str = "tests/hostile-guest/Cargo.toml";
@@ -106,13 +106,15 @@ fn lint_hostile_guest(workspace: &Workspace) -> Result<(), String> {
     )
 }
 
-/// The hostile guest on this machine's own `/dev/kvm`, if it has one that is served by software; where the hardware serves it, the
-/// whole-machine tests run there. Without any, its tests say that they are ignored.
+/// The hostile guest, and the cell around its machines, on this machine's own `/dev/kvm`, if it has one that is served by software;
+/// where the hardware serves it, the whole-machine tests run there. Without any, its tests say that they are ignored.
 fn hostile_guest_without_hardware() -> Result<(), String> {
     if crate::host::is_here() {
         return Ok(());
     }
-    check(cargo().args(["test", "--package", MACHINE_TESTS, "--test", HOSTILE_TEST]))
+    BARE_METAL_TESTS.into_iter().try_for_each(|test| {
+        check(cargo().args(["test", "--package", MACHINE_TESTS, "--test", test]))
+    })
 }
 
 /// Runs a command with this process's output.

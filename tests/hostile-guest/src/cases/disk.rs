@@ -298,3 +298,40 @@ pub(super) fn ranges_that_overflow() {
     check!(memory::is_filled(DATA, 0, 512), "it did not write zeros");
     check!(!DISK.needs_reset(), "the disk asks for a reset");
 }
+
+/// Nothing hostile: what a guest with a file system on its disk does.
+pub(super) fn a_disk_is_used_for_all_that_it_can() {
+    block::start(&QUEUE);
+    memory::fill(DATA, UNTOUCHED, 1024);
+    same!(
+        block::simple(&QUEUE, WRITE_TO, 50, Descriptor(DATA, 1024, 0, 0)),
+        OK,
+        "status of a write"
+    );
+    memory::fill(DATA, 0, 1024);
+    same!(
+        block::simple(&QUEUE, READ, 50, Descriptor(DATA, 1024, WRITE, 0)),
+        OK,
+        "status of a read"
+    );
+    check!(
+        memory::is_filled(DATA, UNTOUCHED, 1024),
+        "what was written is not what is read"
+    );
+    block::header(FLUSH, 0);
+    same!(
+        block::request(&QUEUE, &[HEADER_PART, STATUS_PART]).0,
+        OK,
+        "status of a flush"
+    );
+    for kind in [DISCARD, WRITE_ZEROES] {
+        range(0, 50, 2, 0);
+        same!(ranged(&QUEUE, kind, 16), OK, "status of request {kind}");
+    }
+    same!(
+        block::simple(&QUEUE, READ, 50, Descriptor(DATA, 1024, WRITE, 0)),
+        OK,
+        "status of a read"
+    );
+    check!(memory::is_filled(DATA, 0, 1024), "no zeros are read");
+}

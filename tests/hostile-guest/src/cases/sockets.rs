@@ -515,3 +515,32 @@ pub(super) fn reader_that_never_reads() {
     sockets.expect_nothing();
     sockets.echo_works(9000);
 }
+
+/// Connects, as often as a supervisor that does not listen has room for, and then some; and ends.
+pub(super) fn connects_then_ends() {
+    let sockets = Sockets::start();
+    for port in 9100..9132 {
+        sockets.send(&packet(port, STALLED_PORT, REQUEST), b"");
+        sockets.receive();
+    }
+    crate::report::now();
+    crate::boot::triple_fault();
+}
+
+/// Sends as much as it may at once, whoever reads it when.
+pub(super) fn data_for_a_late_reader() {
+    const BYTES: u32 = 2048;
+    const PACKETS: u32 = 120;
+    let sockets = Sockets::start();
+    sockets.connect(9200, STALLED_PORT);
+    memory::fill(OUTGOING + HEADER_BYTES, 0x62, u64::from(BYTES));
+    for _ in 0..PACKETS {
+        Header {
+            len: BYTES,
+            ..packet(9200, STALLED_PORT, DATA)
+        }
+        .store(OUTGOING);
+        sockets.send_parts(&[Descriptor(OUTGOING, HEADER_BYTES as u32 + BYTES, 0, 0)]);
+    }
+    check!(!SOCKETS.needs_reset(), "the device asks for a reset");
+}
