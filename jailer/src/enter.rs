@@ -52,6 +52,10 @@ pub fn enter() -> Result<Inside, EnterError> {
         .map_err(|source| failed("hearing what the supervisor wants", source))?;
     step("the name", rustix::thread::set_name(c"sandvmm-machine"))?;
     last_words::install().map_err(|source| failed("handling signals", source))?;
+    if settings.namespaces.contains(Namespace::User) {
+        privileges::forbid_user_namespaces();
+    }
+    privileges::leave_keyring();
     let root_errno = if settings.namespaces.contains(Namespace::Mount) {
         match root::empty() {
             Ok(()) => 0,

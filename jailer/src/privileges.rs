@@ -11,6 +11,31 @@ use rustix::thread::{
 /// Number of the last capability that there can be: the sets have 64 bits.
 const LAST_CAPABILITY: u32 = 63;
 
+/// The limit of user namespaces below one's own (`namespaces(7)`): each user namespace has its own file by this name.
+const USER_NAMESPACES_LIMIT: &str = "/proc/sys/user/max_user_namespaces";
+
+/// Lets this process, which is in a user namespace of its own, make no other below it: in one, it would have all capabilities over
+/// what is made there, and much of the kernel can be reached with those. Where `/proc/sys` is read-only, as in many containers, the filter
+/// of system calls alone stands against that.
+pub(crate) fn forbid_user_namespaces() {
+    let _ = std::fs::write(USER_NAMESPACES_LIMIT, "0");
+}
+
+/// Joins a session keyring of its own, which is empty: that of the supervisor's session is handed down to all that it starts, with the
+/// right to read the keys in it (`session-keyring(7)`). Where the kernel has no keys, or no room for one more of this user's, nothing is
+/// changed, and the filter of system calls alone stands against that.
+#[expect(unsafe_code, reason = "no crate of ours has keyrings")]
+pub(crate) fn leave_keyring() {
+    // SAFETY: with a null name the call makes a keyring, and reads no memory.
+    unsafe {
+        libc::syscall(
+            libc::SYS_keyctl,
+            libc::KEYCTL_JOIN_SESSION_KEYRING,
+            std::ptr::null::<libc::c_char>(),
+        );
+    }
+}
+
 /// Takes `ids` where the process has to take any itself, and drops every capability from every set for good.
 ///
 /// A process that never had the capability to change its bounding set keeps that set: it says what an executed

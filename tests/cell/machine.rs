@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jailer::{Bounds, Cell, Inside, MachineProcess, Options, Part, ProcessEnd, Thread};
@@ -24,6 +25,9 @@ const SECTORS: u16 = 2048;
 
 /// A limit for what must happen soon, on the slowest machine.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
+
+/// Whether the attack has begun.
+static ATTACKED: AtomicBool = AtomicBool::new(false);
 
 /// Exit status of a process that did not get to serve.
 const FAILED: i32 = 99;
@@ -91,7 +95,15 @@ impl Hooks for InCell {
             Order::Serve => {}
             Order::Grow(wanted) if wanted == thread => grow(),
             Order::Panic(wanted) if wanted == thread => panic!("of all things"),
-            Order::Attack(wanted, only) if wanted == thread => attack::make(only),
+            Order::Attack(wanted, only, target) if wanted == thread => {
+                // One processor's thread is enough.
+                if ATTACKED.swap(true, Ordering::Relaxed) {
+                    loop {
+                        std::thread::park();
+                    }
+                }
+                attack::make(only, &target)
+            }
             Order::Grow(_) | Order::Panic(_) | Order::Attack(..) => {}
         }
         Ok(())
@@ -106,7 +118,6 @@ impl Hooks for InCell {
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) process: MachineProcess,
-    #[expect(dead_code, reason = "soon")]
     pub(crate) cell: Cell,
     pub(crate) socket: Option<ControlSocket>,
     pub(crate) console: UnixStream,

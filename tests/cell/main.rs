@@ -13,6 +13,7 @@
 )]
 
 mod attack;
+mod attacked;
 mod machine;
 mod order;
 mod trace;
@@ -49,7 +50,17 @@ fn main() -> ExitCode {
     }
     // What is looked at of processes in their cell, and what is set up around them, is root's.
     let can_run = machine::kvm().is_ok() && rustix::process::geteuid().is_root();
-    let tests: [(&str, fn()); 1] = [("each_rule_is_used", used::each_rule_is_used)];
+    let tests: [(&str, fn()); 3] = [
+        ("each_rule_is_used", used::each_rule_is_used),
+        (
+            "an_attack_from_inside_gets_nothing",
+            attacked::nothing_goes_through,
+        ),
+        (
+            "an_attack_from_inside_meets_more_than_filters",
+            attacked::without_filters_the_layers_beneath_stop_it,
+        ),
+    ];
     let trials = tests
         .into_iter()
         .map(|(name, test)| {

@@ -2,6 +2,8 @@
 
 use jailer::Thread;
 
+use crate::attack::Target;
+
 /// An order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -12,7 +14,7 @@ pub(crate) enum Order {
     /// Panic, on this thread, once it is closed in.
     Panic(Thread),
     /// Attack from this thread, once it is closed in: all attempts, or the one with this number.
-    Attack(Thread, Option<usize>),
+    Attack(Thread, Option<usize>, Target),
 }
 
 impl Order {
@@ -25,8 +27,22 @@ impl Order {
             Self::Serve => "serve".to_owned(),
             Self::Grow(thread) => format!("grow {}", name(thread)),
             Self::Panic(thread) => format!("panic {}", name(thread)),
-            Self::Attack(thread, None) => format!("attack {}", name(thread)),
-            Self::Attack(thread, Some(only)) => format!("attack {} {only}", name(thread)),
+            Self::Attack(thread, only, target) => {
+                let Target {
+                    pid,
+                    tcp_port,
+                    udp_port,
+                    key,
+                    segment,
+                    is_direct,
+                } = target;
+                let only = only.map_or(-1, usize::cast_signed);
+                let is_direct = u8::from(is_direct);
+                format!(
+                    "attack {} {only} {pid} {tcp_port} {udp_port} {key} {segment} {is_direct}",
+                    name(thread)
+                )
+            }
         }
     }
 
@@ -44,8 +60,16 @@ impl Order {
             "grow" => Some(Self::Grow(thread?)),
             "panic" => Some(Self::Panic(thread?)),
             "attack" => {
-                let only = words.next().map(str::parse).transpose().ok()?;
-                Some(Self::Attack(thread?, only))
+                let only = words.next()?.parse::<isize>().ok()?;
+                let target = Target {
+                    pid: words.next()?.parse().ok()?,
+                    tcp_port: words.next()?.parse().ok()?,
+                    udp_port: words.next()?.parse().ok()?,
+                    key: words.next()?.parse().ok()?,
+                    segment: words.next()?.parse().ok()?,
+                    is_direct: words.next()? == "1",
+                };
+                Some(Self::Attack(thread?, usize::try_from(only).ok(), target))
             }
             _ => None,
         }

@@ -1,15 +1,17 @@
 //! Each rule of the filters is one that a machine needs: over the lives that a machine can have, each is used.
 
 use std::fmt::Write as _;
+use std::fs;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use jailer::{ProcessEnd, Thread, call_name};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use vmm::control::{EndReason, FromMachine};
 
-use crate::machine::{Machine, Wanted};
+use crate::machine::{Machine, SOON, Wanted};
 use crate::order::Order;
 use crate::supervisor;
 use crate::table::CASES;
@@ -244,8 +246,7 @@ fn unheard() -> Result<(), String> {
         narrow: true,
         ..Wanted::case("connects_then_ends")
     })?;
-    // Longer than it takes to connect, shorter than the last message waits.
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    waits_for_supervisor(machine.pid())?;
     let socket = machine.socket.as_ref().ok_or("no socket")?;
     loop {
         match socket.receive::<FromMachine>() {
@@ -260,6 +261,23 @@ fn unheard() -> Result<(), String> {
             Ok(_) => {}
             Err(error) => break Err(format!("{error}: {:?}", machine.ended())),
         }
+    }
+}
+
+/// Waits until the event loop has a last message for which the socket has no room.
+fn waits_for_supervisor(pid: u32) -> Result<(), String> {
+    let path = format!("/proc/{pid}/syscall");
+    let waits = format!("{} ", libc::SYS_ppoll);
+    let deadline = Instant::now() + SOON;
+    loop {
+        let call = fs::read_to_string(&path).map_err(|error| error.to_string())?;
+        if call.starts_with(&waits) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(format!("it is in call {call}"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -1,1 +1,0 @@
-pub(crate) fn make(_only: Option<usize>) {}
