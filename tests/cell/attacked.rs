@@ -16,13 +16,13 @@ use crate::order::Order;
 
 /// What the supervisor has that is aimed at, for as long as this lives.
 struct Supervisor {
-    /// Its names are this process's: one at a time.
-    _alone: MutexGuard<'static, ()>,
     target: Target,
     _tcp: TcpListener,
     _udp: UdpSocket,
     _abstract: UnixListener,
     _by_path: UnixListener,
+    /// Its names are this process's: one at a time. Given back last.
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Supervisor {
