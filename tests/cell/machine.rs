@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jailer::{Bounds, Cell, Inside, MachineProcess, Options, Part, ProcessEnd, Thread};
+use rustix::net::RecvFlags;
 use vmm::control::{ControlSocket, DiskConfig, MachineConfig, ToMachine};
 use vmm::{Hooks, Served, ThreadKind};
 
@@ -35,6 +36,9 @@ const FAILED: i32 = 99;
 /// By how much the heap is made to grow: more than the allocator keeps in reserve.
 const HEAP_GROWTH_BYTES: usize = 4 << 20;
 
+/// First byte of the message that starts a machine; an order's is a letter.
+const START: u8 = 0;
+
 /// Longest order.
 const MAX_ORDER_BYTES: usize = 256;
 
@@ -48,15 +52,22 @@ pub(crate) fn serve() -> ! {
         .as_fd()
         .try_clone_to_owned()
         .unwrap_or_else(|error| fail(&error.to_string()));
-    let mut words = [0; MAX_ORDER_BYTES];
-    let order = rustix::io::read(&socket, &mut words)
-        .ok()
-        .and_then(|count| Order::from_words(std::str::from_utf8(words.get(..count)?).ok()?));
-    let Some(order) = order else {
-        fail("no order came");
-    };
+    let order = order(&socket).unwrap_or_else(|| fail("no order came"));
     let hooks: Arc<dyn Hooks> = Arc::new(InCell { inside, order });
     over(vmm::serve_with(socket.into(), &hooks))
+}
+
+/// The order, in front of the machine's start; a supervisor that sends none is the command's, and gets an attack.
+fn order(socket: &OwnedFd) -> Option<Order> {
+    let mut first = [START];
+    rustix::net::recv(socket, &mut first, RecvFlags::PEEK).ok()?;
+    if first == [START] {
+        let target = attack::Target::default();
+        return Some(Order::Attack(Thread::Main, Some(0), target));
+    }
+    let mut words = [0; MAX_ORDER_BYTES];
+    let count = rustix::io::read(socket, &mut words).ok()?;
+    Order::from_words(std::str::from_utf8(words.get(..count)?).ok()?)
 }
 
 fn fail(why: &str) -> ! {

@@ -14,6 +14,7 @@
 
 mod attack;
 mod attacked;
+mod command;
 mod machine;
 mod order;
 mod trace;
@@ -35,6 +36,9 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
+/// Set by `cargo xtask test` in the KVM host, where the release build of the command is on `PATH`.
+const IN_KVM_HOST: &str = "SANDVMM_KVM_HOST";
+
 fn main() -> ExitCode {
     let mut words = std::env::args();
     if words.next().as_deref() == Some(jailer::PROCESS_NAME) {
@@ -50,26 +54,36 @@ fn main() -> ExitCode {
     }
     // What is looked at of processes in their cell, and what is set up around them, is root's.
     let can_run = machine::kvm().is_ok() && rustix::process::geteuid().is_root();
-    let tests: [(&str, fn()); 3] = [
-        ("each_rule_is_used", used::each_rule_is_used),
-        (
+    let in_kvm_host = std::env::var_os(IN_KVM_HOST).is_some();
+    let test = |name: &'static str, can_run: bool, test: fn()| {
+        let run = move || {
+            test();
+            Ok::<(), Failed>(())
+        };
+        Trial::test(name, run).with_ignored_flag(!can_run)
+    };
+    let trials = vec![
+        test("each_rule_is_used", can_run, used::each_rule_is_used),
+        test(
             "an_attack_from_inside_gets_nothing",
+            can_run,
             attacked::nothing_goes_through,
         ),
-        (
+        test(
             "an_attack_from_inside_meets_more_than_filters",
+            can_run,
             attacked::without_filters_the_layers_beneath_stop_it,
         ),
+        test(
+            "a_forbidden_call_is_told_as_policy",
+            in_kvm_host,
+            command::a_forbidden_call_is_told_as_policy,
+        ),
+        test(
+            "the_released_command_has_no_trace_of_the_attack",
+            in_kvm_host,
+            command::the_released_command_has_no_trace_of_the_attack,
+        ),
     ];
-    let trials = tests
-        .into_iter()
-        .map(|(name, test)| {
-            let run = move || {
-                test();
-                Ok::<(), Failed>(())
-            };
-            Trial::test(name, run).with_ignored_flag(!can_run)
-        })
-        .collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
