@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::block_device::BlockDevice;
 use crate::cell::{Bounds, CgroupBounds};
 use crate::ids;
 use crate::rlimits;
@@ -31,6 +32,17 @@ const CPU_PERIOD_US: u64 = 100_000;
 
 /// The controllers that are wanted, in the order of the files below.
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
+
+/// The controller that is taken where it is there: `io.max` is for disks that lie on a device.
+const IO_CONTROLLER: &str = "io";
+
+/// Its file.
+const IO_MAX: &str = "io.max";
+
+/// Most bytes and operations a second of a machine on each device that its disks lie on, in each direction: what a good solid-state disk
+/// of the slower kind does alone. Reads that the page cache serves do not count.
+const MAX_IO_BYTES_PER_S: u64 = 512 << 20;
+const MAX_IO_OPERATIONS_PER_S: u64 = 16 << 10;
 
 /// What every machine's group is called first.
 const PREFIX: &str = "sandvmm-";
@@ -53,7 +65,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// A sentence, without its end, that says why there is none.
-    pub(crate) fn create(bounds: Bounds) -> Result<Self, String> {
+    pub(crate) fn create(bounds: Bounds, devices: &[BlockDevice]) -> Result<Self, String> {
         let mounts = fs::read_to_string("/proc/self/mounts")
             .map_err(|error| format!("/proc/self/mounts can't be read ({error})"))?;
         let root = mount_point(&mounts).ok_or("cgroup v2 is not mounted")?;
@@ -62,7 +74,10 @@ impl Cgroup {
         let mut why = String::from("no group can be made");
         for parent in parents(root, &own) {
             match Self::below(&parent, bounds) {
-                Ok(group) => return Ok(group),
+                Ok(mut group) => {
+                    group.bound_io(devices);
+                    return Ok(group);
+                }
                 // The nearest group's reason is the one to tell.
                 Err(error) if why.starts_with("no group") => {
                     why = format!("{} can't have a limited group: {error}", parent.display());
@@ -104,6 +119,20 @@ impl Cgroup {
         // A machine is whole or gone. Kernels before 4.19 do not have it.
         let _ = self.write("memory.oom.group", "1");
         Ok(())
+    }
+
+    /// Bounds what is asked of the disks' devices, as far as the host lets them be bounded.
+    fn bound_io(&mut self, devices: &[BlockDevice]) {
+        let bytes = MAX_IO_BYTES_PER_S;
+        let operations = MAX_IO_OPERATIONS_PER_S;
+        let written = devices.iter().filter(|device| {
+            let line =
+                format!("{device} rbps={bytes} wbps={bytes} riops={operations} wiops={operations}");
+            fs::write(self.path.join(IO_MAX), line).is_ok()
+        });
+        if written.count() > 0 {
+            self.bounds.files.push(IO_MAX);
+        }
     }
 
     fn write(&mut self, file: &'static str, value: &str) -> io::Result<()> {
@@ -189,10 +218,14 @@ fn delegate(parent: &Path) -> io::Result<()> {
         .filter(|controller| !has.split_whitespace().any(|one| one == **controller))
         .map(|controller| format!("+{controller}"))
         .collect();
-    if lacking.is_empty() {
-        return Ok(());
+    if !lacking.is_empty() {
+        fs::write(&control, lacking.join(" "))?;
     }
-    fs::write(&control, lacking.join(" "))
+    if !has.split_whitespace().any(|one| one == IO_CONTROLLER) {
+        // A machine does without.
+        let _ = fs::write(&control, format!("+{IO_CONTROLLER}"));
+    }
+    Ok(())
 }
 
 /// Removes the groups of machines whose supervisor is gone. A group that still has a process is left to the next.

@@ -14,6 +14,7 @@
 //!
 //! Every part, what it stops, and what it needs of the host: `docs/cell.md`.
 
+mod block_device;
 mod calls;
 mod cell;
 mod cgroup;
@@ -31,6 +32,7 @@ mod seccomp;
 mod spawn;
 mod start;
 
+pub use block_device::BlockDevice;
 pub use calls::call_name;
 pub use cell::{Bounds, Cell, CgroupBounds, Ids, Missing, Namespace, Namespaces, Part, Parts};
 pub use cgroup::MEMORY_OVERHEAD_MIB;

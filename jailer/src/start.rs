@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, Mode, OFlags, fstat, memfd_create, open};
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use crate::block_device::BlockDevice;
 use crate::cell::{
     Bounds, Cell, CgroupBounds, Ids, Missing, Namespace, Namespaces, Part, Parts, Settings,
 };
@@ -71,7 +72,7 @@ pub enum StartError {
 }
 
 /// How the cell shall be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// What the machine may use.
     pub bounds: Bounds,
@@ -79,6 +80,8 @@ pub struct Options {
     pub leave_out: Parts,
     /// Whether a machine without a control group is refused.
     pub require_cgroup: bool,
+    /// What the machine's disks lie on, each once: its control group bounds what is asked of them.
+    pub devices: Vec<BlockDevice>,
 }
 
 impl Options {
@@ -89,6 +92,7 @@ impl Options {
             bounds,
             leave_out: Parts::default(),
             require_cgroup: false,
+            devices: Vec::new(),
         }
     }
 }
@@ -120,15 +124,25 @@ pub fn start(
     socket: OwnedFd,
     options: Options,
 ) -> Result<MachineProcess, StartError> {
+    let Options {
+        bounds,
+        leave_out,
+        require_cgroup,
+        devices,
+    } = options;
     let mut missing = Vec::new();
-    let cgroup = make_cgroup(options, &mut missing)?;
+    let cgroup = if require_cgroup || !leave_out.contains(Part::Cgroup) {
+        make_cgroup(bounds, &devices, require_cgroup, &mut missing)?
+    } else {
+        None
+    };
     let program = open_program(program).map_err(StartError::Program)?;
     let descriptors = Descriptors::make(&program, &socket).map_err(StartError::Descriptors)?;
     // The new process has the only copy from now on, so that its end is seen.
     drop(socket);
     let mut failure = None;
-    for namespaces in kinds_to_try(options.leave_out) {
-        let made = descriptors.process(namespaces, cgroup.as_ref(), options);
+    for namespaces in kinds_to_try(leave_out) {
+        let made = descriptors.process(namespaces, cgroup.as_ref(), leave_out, bounds);
         match made {
             Ok((born, ids)) => {
                 if let Some(error) = failure {
@@ -142,7 +156,7 @@ pub fn start(
                     end: None,
                     entry: Some(Entry {
                         socket: descriptors.supervisors_report,
-                        leave_out: options.leave_out,
+                        leave_out,
                         namespaces,
                         ids,
                         missing,
@@ -160,13 +174,15 @@ pub fn start(
     })))
 }
 
-fn make_cgroup(options: Options, missing: &mut Vec<Missing>) -> Result<Option<Cgroup>, StartError> {
-    if options.leave_out.contains(Part::Cgroup) && !options.require_cgroup {
-        return Ok(None);
-    }
-    match Cgroup::create(options.bounds) {
+fn make_cgroup(
+    bounds: Bounds,
+    devices: &[BlockDevice],
+    is_required: bool,
+    missing: &mut Vec<Missing>,
+) -> Result<Option<Cgroup>, StartError> {
+    match Cgroup::create(bounds, devices) {
         Ok(cgroup) => Ok(Some(cgroup)),
-        Err(why) if options.require_cgroup => Err(StartError::Cgroup { why }),
+        Err(why) if is_required => Err(StartError::Cgroup { why }),
         Err(why) => {
             missing.push(Missing {
                 part: Part::Cgroup,
@@ -263,7 +279,8 @@ impl Descriptors {
         &self,
         namespaces: Namespaces,
         cgroup: Option<&Cgroup>,
-        options: Options,
+        leave_out: Parts,
+        bounds: Bounds,
     ) -> io::Result<(Born, Ids)> {
         let has_users = namespaces.contains(Namespace::User);
         let born = spawn(&Birth {
@@ -280,7 +297,7 @@ impl Descriptors {
             cgroup: cgroup.map(Cgroup::folder),
             takes_mapped_ids: has_users && ids::is_root(),
         })?;
-        let begun = self.begin(&born, namespaces, cgroup, options);
+        let begun = self.begin(&born, namespaces, cgroup, leave_out, bounds);
         if begun.is_err() {
             // It waits for a byte that never comes. Reaped at once: it has executed nothing.
             let _ = rustix::process::pidfd_send_signal(&born.pidfd, rustix::process::Signal::KILL);
@@ -297,14 +314,15 @@ impl Descriptors {
         born: &Born,
         namespaces: Namespaces,
         cgroup: Option<&Cgroup>,
-        options: Options,
+        leave_out: Parts,
+        bounds: Bounds,
     ) -> io::Result<Ids> {
         if let Some(cgroup) = cgroup
             && !born.is_in_cgroup
         {
             cgroup.take(born.pid)?;
         }
-        let leaves_namespaces = options.leave_out.contains(Part::Namespaces);
+        let leaves_namespaces = leave_out.contains(Part::Namespaces);
         let mut take_ids = None;
         let ids = if namespaces.contains(Namespace::User) {
             ids::map(born.pid)?
@@ -316,10 +334,10 @@ impl Descriptors {
             Ids::Supervisors
         };
         let settings = Settings {
-            leave_out: options.leave_out,
+            leave_out,
             namespaces,
             take_ids,
-            bounds: options.bounds,
+            bounds,
         };
         report::begin(self.supervisors_report.as_fd(), settings)?;
         Ok(ids)

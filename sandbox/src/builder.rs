@@ -1,7 +1,7 @@
 //! What a sandbox is made from.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -205,7 +205,9 @@ impl SandboxBuilder {
         ];
         let has_console = self.console.is_some();
         descriptors.extend(self.console.map(OwnedFd::from));
-        descriptors.push(file::open(Role::Disk, &images.rootfs)?);
+        let root = file::open(Role::Disk, &images.rootfs)?;
+        let device = jailer::BlockDevice::below(root.as_fd());
+        descriptors.push(root);
         let rng_seed = random_bytes().map_err(|source| StartError::System {
             action: "Reading the system's randomness",
             source,
@@ -231,6 +233,7 @@ impl SandboxBuilder {
         let cell = jailer::Options {
             leave_out: self.leave_out,
             require_cgroup: self.require_cgroup,
+            devices: device.into_iter().collect(),
             ..jailer::Options::new(jailer::Bounds {
                 memory_mib: self.memory_mib,
                 vcpus: self.cpus,
