@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use jailer::{Bounds, Cell, Inside, MachineProcess, Options, Part, ProcessEnd, Thread};
+use jailer::{
+    BlockDevice, Bounds, Cell, Inside, MachineProcess, Options, Part, ProcessEnd, Thread,
+};
 use rustix::net::RecvFlags;
 use vmm::control::{ControlSocket, DiskConfig, MachineConfig, ToMachine};
 use vmm::{Hooks, Served, ThreadKind};
@@ -143,6 +145,11 @@ pub(crate) struct Wanted<'a> {
     pub(crate) case: &'a str,
     /// The machine's end of its control socket holds few messages that are not read.
     pub(crate) narrow: bool,
+    /// Devices whose use is to be bounded.
+    pub(crate) devices: Vec<BlockDevice>,
+    /// What is handed over in place of `/dev/kvm`, and of the disk that the guest may write.
+    pub(crate) kvm: Option<OwnedFd>,
+    pub(crate) disk: Option<OwnedFd>,
 }
 
 impl<'a> Wanted<'a> {
@@ -153,6 +160,9 @@ impl<'a> Wanted<'a> {
             leave_out: &[],
             case,
             narrow: false,
+            devices: Vec::new(),
+            kvm: None,
+            disk: None,
         }
     }
 }
@@ -186,6 +196,7 @@ impl Machine {
         };
         let options = Options {
             leave_out: wanted.leave_out.iter().copied().collect(),
+            devices: wanted.devices.clone(),
             ..Options::new(bounds)
         };
         let mut process = jailer::start(Path::new("/proc/self/exe"), theirs, options)
@@ -206,11 +217,13 @@ impl Machine {
                 .into(),
         };
         let [writable, read_only] = disks;
+        let given =
+            |descriptor: &Option<OwnedFd>| descriptor.as_ref().map(OwnedFd::try_clone).transpose();
         let descriptors = [
-            kvm()?,
+            given(&wanted.kvm)?.map_or_else(kvm, Ok)?,
             file(include_bytes!(env!("HOSTILE_GUEST")))?,
             console_end.into(),
-            writable,
+            given(&wanted.disk)?.unwrap_or(writable),
             read_only_again(&read_only)?,
         ];
         let borrowed = descriptors.each_ref().map(AsFd::as_fd);

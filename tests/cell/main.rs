@@ -15,6 +15,9 @@
 mod attack;
 mod attacked;
 mod command;
+mod footprint;
+mod groups;
+mod left;
 mod machine;
 mod order;
 mod trace;
@@ -44,13 +47,22 @@ fn main() -> ExitCode {
     if words.next().as_deref() == Some(jailer::PROCESS_NAME) {
         machine::serve();
     }
-    if words.next().as_deref() == Some(used::WORD) {
-        let life = words.next().unwrap_or_default();
-        return if used::drive(&life) {
+    let succeeded = |has_succeeded| {
+        if has_succeeded {
             ExitCode::SUCCESS
         } else {
             ExitCode::FAILURE
-        };
+        }
+    };
+    let mut name = || words.next().unwrap_or_default();
+    match name().as_str() {
+        used::WORD => return succeeded(used::drive(&name())),
+        left::WORD => return succeeded(left::live(&name())),
+        left::DOOMED => {
+            left::be_killed();
+            return ExitCode::SUCCESS;
+        }
+        _ => {}
     }
     // What is looked at of processes in their cell, and what is set up around them, is root's.
     let can_run = machine::kvm().is_ok() && rustix::process::geteuid().is_root();
@@ -62,7 +74,7 @@ fn main() -> ExitCode {
         };
         Trial::test(name, run).with_ignored_flag(!can_run)
     };
-    let trials = vec![
+    let mut trials = vec![
         test("each_rule_is_used", can_run, used::each_rule_is_used),
         test(
             "an_attack_from_inside_gets_nothing",
@@ -75,6 +87,11 @@ fn main() -> ExitCode {
             attacked::without_filters_the_layers_beneath_stop_it,
         ),
         test(
+            "what_is_asked_of_a_disks_device_is_bounded",
+            in_kvm_host,
+            groups::what_is_asked_of_a_disks_device_is_bounded,
+        ),
+        test(
             "a_forbidden_call_is_told_as_policy",
             in_kvm_host,
             command::a_forbidden_call_is_told_as_policy,
@@ -85,5 +102,17 @@ fn main() -> ExitCode {
             command::the_released_command_has_no_trace_of_the_attack,
         ),
     ];
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+    trials.extend(left::LIVES.map(|(name, _)| {
+        let run = move || {
+            left::nothing_is_left(name);
+            Ok(())
+        };
+        Trial::test(format!("nothing_is_left_where_{name}"), run).with_ignored_flag(!can_run)
+    }));
+    let mut arguments = Arguments::from_args();
+    if in_kvm_host {
+        // As in the suite of the hostile guest, for QEMU's sake.
+        arguments.test_threads.get_or_insert(1);
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
