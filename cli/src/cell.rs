@@ -13,6 +13,7 @@ pub(crate) struct CellReport {
     landlock_abi: Option<u32>,
     seccomp: bool,
     missing: Vec<MissingReport>,
+    left_out: Vec<&'static str>,
 }
 
 /// A part that was wanted and is not on.
@@ -39,6 +40,7 @@ impl From<&Cell> for CellReport {
                     why: missing.why.clone(),
                 })
                 .collect(),
+            left_out: cell.left_out.iter().map(Part::name).collect(),
         }
     }
 }

@@ -6,6 +6,7 @@ use sandvmm::host::{Check, HostReport, Status};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
+use crate::cell::CellReport;
 use crate::escape::escape;
 use crate::output;
 
@@ -18,6 +19,7 @@ struct DoctorReport<'a> {
     can_run: bool,
     message: Option<String>,
     checks: Vec<CheckReport<'a>>,
+    cell: Option<CellReport>,
 }
 
 #[derive(Debug, Serialize)]
@@ -45,6 +47,7 @@ fn json(report: &HostReport, can_run: &Result<(), String>) -> String {
         can_run: can_run.is_ok(),
         message: can_run.as_ref().err().cloned(),
         checks: report.checks.iter().map(CheckReport::from).collect(),
+        cell: report.cell.as_ref().map(CellReport::from),
     };
     // Strings alone can't fail to be JSON.
     let mut line = serde_json::to_string(&shape).unwrap_or_default();

@@ -220,6 +220,14 @@ fn doctor_says_the_same_in_words_in_json_and_by_its_code() {
         assert!(["ok", "warning", "missing"].contains(&status), "{check}");
         assert!(check["detail"].is_string());
     }
+    // This test's command is one that serves machines: it has been put into a cell.
+    let cell = &report["cell"];
+    assert_eq!(cell["seccomp"], true, "{report}");
+    assert_eq!(cell["left_out"], Value::Array(Vec::new()), "{report}");
+    assert!(
+        cell["namespaces"].is_array() && cell["missing"].is_array(),
+        "{report}"
+    );
 }
 
 #[test]

@@ -75,6 +75,13 @@ impl Parts {
     pub fn contains(self, part: Part) -> bool {
         self.0 & part.bit() != 0
     }
+
+    /// One after the other.
+    pub fn iter(self) -> impl Iterator<Item = Part> {
+        Part::ALL
+            .into_iter()
+            .filter(move |part| self.contains(*part))
+    }
 }
 
 impl FromIterator<Part> for Parts {
@@ -238,6 +245,8 @@ pub struct Cell {
     pub seccomp: bool,
     /// What was wanted and is not on, and why.
     pub missing: Vec<Missing>,
+    /// What was not wanted.
+    pub left_out: Parts,
 }
 
 /// A part of the cell that was wanted and is not on.

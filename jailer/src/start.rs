@@ -396,6 +396,7 @@ impl Entry {
             landlock_abi,
             seccomp: !self.leave_out.contains(Part::Seccomp),
             missing,
+            left_out: self.leave_out,
         }))
     }
 }

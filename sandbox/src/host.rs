@@ -9,6 +9,7 @@ use vmm::control::ControlSocket;
 use vmm::host::{Hardware, kvm_check};
 use vmm::memory::MIN_MEMORY_MIB;
 
+use crate::cell::Cell;
 use crate::images::{Images, ImagesError};
 use crate::program;
 use crate::text::one_line;
@@ -25,6 +26,8 @@ const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 pub struct HostReport {
     /// One check each, in the order in which they matter.
     pub checks: Vec<Check>,
+    /// What is on of the cell that a machine would have here; `None` where no process could be put into one.
+    pub cell: Option<Cell>,
 }
 
 /// One thing that was checked.
@@ -58,8 +61,9 @@ impl HostReport {
     /// group which a cgroup was made in goes on to let its children be limited.
     #[must_use]
     pub fn inspect() -> Self {
-        let cell = cell();
+        let (cell_check, cell) = cell();
         Self {
+            cell,
             checks: vec![
                 hardware(),
                 kvm(),
@@ -68,7 +72,7 @@ impl HostReport {
                 cgroup(),
                 landlock(),
                 user_namespaces(),
-                cell,
+                cell_check,
             ],
         }
     }
@@ -124,35 +128,38 @@ impl Check {
 }
 
 /// Starts a process in the cell that a machine's would have, and ends it.
-fn cell() -> Check {
+fn cell() -> (Check, Option<Cell>) {
     const NAME: &str = "Cell";
-    let not_tried = |why: &dyn std::fmt::Display| {
+    let cell = match try_cell() {
+        Ok(cell) => cell,
+        Err(why) => {
+            let check = Check::not_ok(
+                NAME,
+                Status::Warning,
+                format!("No process could be put into a cell: {why}"),
+                "see what `run` says",
+            );
+            return (check, None);
+        }
+    };
+    let check = if cell.missing.is_empty() {
+        Check::ok(NAME, in_words(&cell))
+    } else {
+        let missing: Vec<String> = cell.missing.iter().map(ToString::to_string).collect();
         Check::not_ok(
             NAME,
             Status::Warning,
-            format!("No process could be put into a cell: {why}"),
-            "see what `run` says",
+            format!("{}; missing: {}", in_words(&cell), missing.join("; ")),
+            "the checks above tell what to do",
         )
     };
-    match try_cell() {
-        Ok(cell) if cell.missing.is_empty() => Check::ok(NAME, in_words(&cell)),
-        Ok(cell) => {
-            let missing: Vec<String> = cell.missing.iter().map(ToString::to_string).collect();
-            Check::not_ok(
-                NAME,
-                Status::Warning,
-                format!("{}; missing: {}", in_words(&cell), missing.join("; ")),
-                "the checks above tell what to do",
-            )
-        }
-        Err(why) => not_tried(&why),
-    }
+    (check, Some(cell))
 }
 
 /// How long the process may take until it is in its cell.
 const CELL_LIMIT: Duration = Duration::from_secs(10);
 
-fn try_cell() -> Result<jailer::Cell, String> {
+fn try_cell() -> Result<Cell, String> {
     let program = program::find(None).map_err(|error| error.to_string())?;
     let (_ours, theirs) = ControlSocket::pair().map_err(|error| error.to_string())?;
     let bounds = jailer::Bounds {
@@ -173,7 +180,7 @@ fn try_cell() -> Result<jailer::Cell, String> {
     }
 }
 
-fn in_words(cell: &jailer::Cell) -> String {
+fn in_words(cell: &Cell) -> String {
     let kinds: Vec<&str> = cell
         .namespaces
         .iter()
@@ -496,6 +503,7 @@ mod tests {
         let missing = kvm_does_not_open(&io::ErrorKind::PermissionDenied.into());
         let report = HostReport {
             checks: vec![Check::not_ok("A", Status::Warning, "slow", "wait"), missing],
+            cell: None,
         };
 
         let sentence = report.can_run().unwrap_err();
@@ -511,6 +519,7 @@ mod tests {
     fn warnings_alone_do_not_keep_sandboxes_from_running() {
         let report = HostReport {
             checks: vec![Check::not_ok("A", Status::Warning, "slow", "wait")],
+            cell: None,
         };
         assert_eq!(report.can_run(), Ok(()));
     }

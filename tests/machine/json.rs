@@ -108,3 +108,49 @@ fn output_above_the_cap_is_cut_and_flagged_and_other_bytes_are_encoded() {
     assert_eq!(bytes["stdout"], "//4=");
     assert_eq!(bytes["stdout_encoding"], "base64");
 }
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn each_part_of_the_cell_that_is_left_out_is_named() {
+    let cell = |left_out: &[&str]| {
+        let json = run(["--json"])
+            .args(
+                left_out
+                    .iter()
+                    .flat_map(|part| ["--dangerously-leave-out", part]),
+            )
+            .args(["--", "true"])
+            .done()
+            .expect(0)
+            .json();
+        json["cell"].clone()
+    };
+
+    let whole = cell(&[]);
+    let less = cell(&["namespaces", "landlock"]);
+
+    assert_eq!(whole["left_out"], serde_json::json!([]), "{whole}");
+    assert_eq!(whole["namespaces"].as_array().unwrap().len(), 7, "{whole}");
+    assert_eq!(
+        (&whole["seccomp"], &whole["empty_root"], &whole["own_ids"]),
+        (&true.into(), &true.into(), &true.into()),
+        "{whole}"
+    );
+    assert!(
+        whole["cgroup"]
+            .as_array()
+            .unwrap()
+            .contains(&"memory.max".into()),
+        "{whole}"
+    );
+    assert_eq!(
+        less["left_out"],
+        serde_json::json!(["namespaces", "landlock"]),
+        "{less}"
+    );
+    assert_eq!(less["namespaces"], serde_json::json!([]), "{less}");
+    assert!(
+        less["landlock_abi"].is_null() && less["seccomp"] == true,
+        "{less}"
+    );
+}
