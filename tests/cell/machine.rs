@@ -14,7 +14,9 @@ use jailer::{
     BlockDevice, Bounds, Cell, Inside, MachineProcess, Options, Part, ProcessEnd, Thread,
 };
 use rustix::net::RecvFlags;
-use vmm::control::{ControlSocket, DiskConfig, MachineConfig, ToMachine};
+use vmm::control::{
+    ControlSocket, DiskConfig, FromMachine, MachineConfig, RestoreConfig, Then, ToMachine,
+};
 use vmm::{Hooks, Served, ThreadKind};
 
 use crate::attack;
@@ -145,11 +147,22 @@ pub(crate) struct Wanted<'a> {
     pub(crate) case: &'a str,
     /// The machine's end of its control socket holds few messages that are not read.
     pub(crate) narrow: bool,
+    /// Largest file that it may write.
+    pub(crate) max_file_bytes: u64,
     /// Devices whose use is to be bounded.
     pub(crate) devices: Vec<BlockDevice>,
     /// What is handed over in place of `/dev/kvm`, and of the disk that the guest may write.
     pub(crate) kvm: Option<OwnedFd>,
     pub(crate) disk: Option<OwnedFd>,
+    /// What it goes on from; else it begins.
+    pub(crate) snapshot: Option<&'a Snapshot>,
+}
+
+/// The two files of a snapshot.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    state: OwnedFd,
+    memory: OwnedFd,
 }
 
 impl<'a> Wanted<'a> {
@@ -160,9 +173,11 @@ impl<'a> Wanted<'a> {
             leave_out: &[],
             case,
             narrow: false,
+            max_file_bytes: u64::from(SECTORS) * 512,
             devices: Vec::new(),
             kvm: None,
             disk: None,
+            snapshot: None,
         }
     }
 }
@@ -192,7 +207,7 @@ impl Machine {
         let bounds = Bounds {
             memory_mib: MEMORY_MIB,
             vcpus: 2,
-            max_file_bytes: u64::from(SECTORS) * 512,
+            max_file_bytes: wanted.max_file_bytes,
         };
         let options = Options {
             leave_out: wanted.leave_out.iter().copied().collect(),
@@ -201,35 +216,45 @@ impl Machine {
         };
         let mut process = jailer::start(Path::new("/proc/self/exe"), theirs, options)
             .map_err(io::Error::other)?;
-        let config = MachineConfig {
-            vcpu_count: 2,
-            memory_mib: MEMORY_MIB,
-            cmdline: format!("case={}", wanted.case),
-            guest_cid: 3,
-            rng_seed: [7; 32],
-            has_initramfs: false,
-            has_console: true,
-            disks: [false, true]
-                .map(|read_only| DiskConfig {
-                    read_only,
-                    serial: "hostile".into(),
-                })
-                .into(),
-        };
-        let [writable, read_only] = disks;
         let given =
             |descriptor: &Option<OwnedFd>| descriptor.as_ref().map(OwnedFd::try_clone).transpose();
-        let descriptors = [
-            given(&wanted.kvm)?.map_or_else(kvm, Ok)?,
-            file(include_bytes!(env!("HOSTILE_GUEST")))?,
-            console_end.into(),
+        let [writable, read_only] = disks;
+        let kvm = given(&wanted.kvm)?.map_or_else(kvm, Ok)?;
+        let disks = [
             given(&wanted.disk)?.unwrap_or(writable),
             read_only_again(&read_only)?,
         ];
-        let borrowed = descriptors.each_ref().map(AsFd::as_fd);
-        socket
-            .send(&ToMachine::Start(config), &borrowed)
-            .map_err(io::Error::other)?;
+        let (message, sources) = match wanted.snapshot {
+            Some(snapshot) => (
+                ToMachine::Restore(RestoreConfig {
+                    has_console: true,
+                    disks: disk_configs(),
+                    check_host: true,
+                }),
+                vec![snapshot.state.try_clone()?, snapshot.memory.try_clone()?],
+            ),
+            None => (
+                ToMachine::Start(MachineConfig {
+                    vcpu_count: 2,
+                    memory_mib: MEMORY_MIB,
+                    cmdline: format!("case={}", wanted.case),
+                    guest_cid: 3,
+                    rng_seed: [7; 32],
+                    has_initramfs: false,
+                    has_console: true,
+                    disks: disk_configs(),
+                }),
+                vec![file(include_bytes!(env!("HOSTILE_GUEST")))?],
+            ),
+        };
+        let descriptors: Vec<OwnedFd> = [kvm]
+            .into_iter()
+            .chain(sources)
+            .chain([OwnedFd::from(console_end)])
+            .chain(disks)
+            .collect();
+        let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        socket.send(&message, &borrowed).map_err(io::Error::other)?;
         let Some(cell) = process.entered(SOON).map_err(io::Error::other)? else {
             process.end();
             while process.read_stderr() {}
@@ -242,6 +267,27 @@ impl Machine {
             socket: Some(socket),
             console,
         })
+    }
+
+    /// Takes a snapshot; the machine goes on.
+    pub(crate) fn snapshot(&self) -> Result<Snapshot, String> {
+        let (state, memory) = file(&[])
+            .and_then(|state| Ok((state, file(&[])?)))
+            .map_err(|error| error.to_string())?;
+        rustix::fs::ftruncate(&memory, u64::from(MEMORY_MIB) << 20)
+            .map_err(|error| error.to_string())?;
+        let kvm = kvm().map_err(|error| error.to_string())?;
+        let socket = self.socket.as_ref().ok_or("no socket")?;
+        let then = Then::Resume;
+        let descriptors = [kvm.as_fd(), state.as_fd(), memory.as_fd()];
+        socket
+            .send(&ToMachine::Snapshot { then }, &descriptors)
+            .map_err(|error| error.to_string())?;
+        match socket.receive::<FromMachine>() {
+            Ok((FromMachine::SnapshotTaken(_), _)) => Ok(Snapshot { state, memory }),
+            Ok((other, _)) => Err(format!("{other:?}")),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -292,6 +338,16 @@ impl Machine {
         let said = String::from_utf8_lossy(&self.process.stderr_tail()).into_owned();
         (end, self.process.forbidden_call(), said)
     }
+}
+
+/// One that may be written, and one that may be read.
+fn disk_configs() -> Vec<DiskConfig> {
+    [false, true]
+        .map(|read_only| DiskConfig {
+            read_only,
+            serial: "hostile".into(),
+        })
+        .into()
 }
 
 /// `/dev/kvm`.

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use vmm::control::{EndReason, FromMachine};
 
-use crate::machine::{Machine, SOON, Wanted};
+use crate::machine::{MEMORY_MIB, Machine, SOON, Wanted};
 use crate::order::Order;
 use crate::supervisor;
 use crate::table::CASES;
@@ -51,7 +51,14 @@ const LIVES: [&str; 9] = [
 ];
 
 /// What is driven here, since the suite's supervisor does not do its part.
-const OWN_LIVES: [&str; 5] = ["heap_grows", "panics", "terminated", "unheard", "read_late"];
+const OWN_LIVES: [&str; 6] = [
+    "heap_grows",
+    "panics",
+    "terminated",
+    "unheard",
+    "read_late",
+    "snapshot",
+];
 
 /// What the guest sends to its late reader, in bytes: more than a socket of the system's holds, less than the device lets wait.
 const LATE_BYTES: usize = 240 << 10;
@@ -164,6 +171,7 @@ pub(crate) fn drive(life: &str) -> bool {
         "heap_grows" => [Thread::Main, Thread::Vcpu]
             .into_iter()
             .try_for_each(heap_grows),
+        "snapshot" => snapshot(),
         "read_late" => read_late(),
         "panics" => [Thread::Main, Thread::Vcpu]
             .into_iter()
@@ -193,6 +201,26 @@ fn heap_grows(thread: Thread) -> Result<(), String> {
         ..Wanted::case("triple_fault")
     })?;
     machine.has_ended()
+}
+
+/// A machine is saved, goes on, and another goes on from where it was.
+fn snapshot() -> Result<(), String> {
+    let machine = started(&Wanted {
+        max_file_bytes: u64::from(MEMORY_MIB) << 20,
+        ..Wanted::case("spins_for_ever")
+    })?;
+    running(&machine)?;
+    let snapshot = match machine.snapshot() {
+        Ok(snapshot) => snapshot,
+        Err(error) => return Err(format!("{error}: {:?}", machine.ended())),
+    };
+    machine.close()?;
+    let fork = started(&Wanted {
+        snapshot: Some(&snapshot),
+        ..Wanted::case("")
+    })?;
+    running(&fork)?;
+    fork.close()
 }
 
 /// Bytes of the guest's wait for their reader.
