@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: instructions of a boot, counted phase by phase in the emulated host.
 
-use std::ffi::OsString;
+mod cell;
+
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -75,17 +76,12 @@ pub(crate) fn boot(
     let data = setup::setup(workspace, &Cache::open()?, progress)?;
     setup::build_command(workspace, progress)?;
     let files = ["vmlinux", "initramfs.cpio", "rootfs.erofs"].map(|name| data.path().join(name));
-    let words = ["sandvmm", "bench", "boot", "--json", "-n"].map(OsString::from);
-    let count = OsString::from(runs.to_string());
+    let program = workspace.release_folder().join("sandvmm");
     let command = HostCommand {
-        command: words
-            .into_iter()
-            .chain([count])
-            .chain(MACHINE.map(OsString::from))
-            .collect(),
+        command: vec!["sh".into(), "-c".into(), boots(runs).into()],
         environment: vec![("SANDVMM_HOME".into(), data.path().into())],
         count_instructions: true,
-        resident: files.to_vec(),
+        resident: files.iter().cloned().chain([program]).collect(),
     };
     let step = progress.begin("Counting the instructions of a boot");
     let (code, output) = command.capture(workspace, progress)?;
@@ -97,14 +93,37 @@ pub(crate) fn boot(
         output: String::from_utf8_lossy(&output).into_owned(),
         source,
     };
-    let whole: Value = serde_json::from_slice(&output).map_err(understood)?;
-    let report = Report::deserialize(&whole).map_err(understood)?;
-    print!("{}", table(&report, runs));
-    keep(workspace, &files, &whole)
+    let reports = serde_json::Deserializer::from_slice(&output)
+        .into_iter()
+        .collect::<Result<Vec<Value>, _>>()
+        .map_err(understood)?;
+    let whole = reports.first().unwrap_or(&Value::Null);
+    let report = Report::deserialize(whole).map_err(understood)?;
+    let (rows, cell) = cell::rows(&reports);
+    print!("{}{rows}", table(&report, runs));
+    keep(workspace, &files, whole, &cell)
+}
+
+/// A command that boots so many times with the whole cell, and as often without each of its parts: an object of JSON each.
+fn boots(runs: u32) -> String {
+    let machine = MACHINE.join(" ");
+    let boots = cell::VARIANTS.map(|(_, left_out)| {
+        let option = match left_out {
+            "" => String::new(),
+            parts => format!(" --dangerously-leave-out {parts}"),
+        };
+        format!("sandvmm bench boot --json -n {runs} {machine}{option}")
+    });
+    boots.join(" && ")
 }
 
 /// Writes the figures, with the hashes of what was booted, to the results folder.
-fn keep(workspace: &Workspace, files: &[PathBuf], report: &Value) -> Result<(), BenchError> {
+fn keep(
+    workspace: &Workspace,
+    files: &[PathBuf],
+    report: &Value,
+    cell: &Value,
+) -> Result<(), BenchError> {
     let mut booted = serde_json::Map::new();
     for file in files {
         let name = file
@@ -119,6 +138,7 @@ fn keep(workspace: &Workspace, files: &[PathBuf], report: &Value) -> Result<(), 
         "unit": "thousands of instructions: in the emulated host a microsecond is a thousand",
         "sha256": booted,
         "report": report,
+        "cell": cell,
     });
     let folder = workspace.root().join(RESULTS);
     std::fs::create_dir_all(&folder).map_err(CacheError::io("create the folder", &folder))?;
