@@ -7,8 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use jailer::{Bounds, Cell, MachineProcess, Options, ProcessEnd};
+use jailer::{Bounds, MachineProcess, Options, ProcessEnd};
 use vmm::control::{ControlSocket, DiskConfig, MachineConfig, ToMachine};
+
+use crate::IN_KVM_HOST;
 
 /// Memory of the guest.
 pub(crate) const MEMORY_MIB: u32 = 32;
@@ -29,7 +31,6 @@ const END_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Machine {
     process: MachineProcess,
-    pub(crate) cell: Cell,
     pub(crate) socket: Option<ControlSocket>,
     pub(crate) console: UnixStream,
 }
@@ -53,6 +54,13 @@ impl Machine {
             .entered(ENTRY_MAX)
             .map_err(io::Error::other)?
             .ok_or_else(|| io::Error::other("the process ended before it was in its cell"))?;
+        // The KVM host of the project's own tests has all that a cell is made of.
+        if std::env::var_os(IN_KVM_HOST).is_some() && !cell.missing.is_empty() {
+            return Err(io::Error::other(format!(
+                "the cell lacks {:?}",
+                cell.missing
+            )));
+        }
         let config = MachineConfig {
             vcpu_count: VCPUS,
             memory_mib: MEMORY_MIB,
@@ -85,7 +93,6 @@ impl Machine {
             .map_err(io::Error::other)?;
         Ok(Self {
             process,
-            cell,
             socket: Some(socket),
             console,
         })

@@ -57,6 +57,14 @@ fn main() -> ExitCode {
         Trial::test("the_readme_names_every_case", readme::is_current),
         Trial::test("the_guest_knows_every_case", guest_knows_every_case)
             .with_ignored_flag(!has_kvm),
+        Trial::test("stopped_readers_hold_up_no_other_machine", || {
+            let case = table::CASES
+                .iter()
+                .find(|case| case.name == "reset_with_streams_open")
+                .ok_or("the case is gone")?;
+            supervisor::run_beside_stopped_readers(case).map_err(Failed::from)
+        })
+        .with_ignored_flag(!has_kvm),
     ];
     trials.extend(table::CASES.iter().map(|case| {
         Trial::test(case.name, || supervisor::run(case).map_err(Failed::from))

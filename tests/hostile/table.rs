@@ -193,6 +193,12 @@ pub(crate) const CASES: &[Case] = &[
         "two processors kick every queue and do nothing else",
     ),
     case(
+        "transport",
+        GoesOn,
+        "exits_for_ever",
+        "two processors read and write registers and do nothing else, an exit each time",
+    ),
+    case(
         "rings",
         NeedsReset,
         "chains_that_loop",

@@ -235,6 +235,27 @@ fn only_the_agents_own_dial_is_taken_and_only_once() {
 }
 
 #[test]
+fn a_flood_of_the_guests_dials_is_closed_and_keeps_no_command_waiting() {
+    let (sandbox, peer, mut agent) = ready_sandbox(None);
+    let (mut flood, theirs) = UnixStream::pair().unwrap();
+    flood.set_read_timeout(Some(SOON)).unwrap();
+    for port in 0..4096 {
+        let message = FromMachine::GuestConnected {
+            host_port: port,
+            guest_port: port,
+        };
+        peer.machine.send(&message, &[theirs.as_fd()]).unwrap();
+    }
+    drop(theirs);
+
+    let (child, _stdout, _stderr) = running(&sandbox, &peer, &mut agent);
+
+    // The end of file: nobody holds one of the 4096 copies.
+    assert_eq!(flood.read(&mut [0]).unwrap(), 0);
+    drop(child);
+}
+
+#[test]
 fn a_guest_that_cannot_be_used_fails_the_start_with_its_own_words() {
     let (_sandbox, peer) = sandbox(None);
     let mut agent = peer.dial(port::CONTROL, port::CONTROL);

@@ -21,7 +21,7 @@ pub(crate) const ALL: &[Case] = cases! {
     transport: odd_accesses undefined_registers config_past_end queue_select_out_of_range bad_queue_sizes bad_ring_addresses
         rings_of_two_queues_overlap queue_ready_early_and_twice queue_registers_after_driver_ok features_not_offered no_version_1
         features_after_features_ok status_out_of_order early_and_late_kicks reset_with_requests_in_flight reset_with_streams_open
-        kicks_without_pause kicks_for_ever;
+        kicks_without_pause kicks_for_ever exits_for_ever;
     rings: chains_that_loop chain_longer_than_queue next_past_the_end head_past_the_end available_index_ahead
         available_index_backwards buffers_outside_memory packets_outside_memory lengths_beyond_reason indirect_descriptors
         same_head_twice descriptor_changed_meanwhile event_indices_poisoned_and_wrapped;
