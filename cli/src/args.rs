@@ -110,7 +110,7 @@ pub(crate) struct MachineArgs {
     pub(crate) require_cgroup: bool,
     /// Leave parts out of the cell around the machine's process: a guest that breaks out of its virtual machine then
     /// meets one wall less for each. namespaces: it sees the host's processes, network and files as their user does;
-    /// cgroup: it can use up the host's memory and processors; landlock: one wall less before files, sockets and
+    /// cgroup: it can use up the host's memory, processors and disks; landlock: one wall less before files, sockets and
     /// signals; seccomp: it can make every system call
     #[arg(long, value_name = "PART,...", value_delimiter = ',', value_parser = parse_part)]
     pub(crate) dangerously_leave_out: Vec<Part>,

@@ -9,7 +9,7 @@ use std::fmt;
 pub enum Part {
     /// Namespaces, the empty root, and ids of its own.
     Namespaces,
-    /// The control group with its bounds on processor, memory and tasks.
+    /// The control group with its bounds on processor, memory, tasks, and the disks' devices.
     Cgroup,
     /// Landlock's domain without a rule.
     Landlock,
@@ -44,7 +44,9 @@ impl Part {
             Self::Namespaces => {
                 "a guest that breaks out sees the host's processes, network and file tree as its user does"
             }
-            Self::Cgroup => "a guest that breaks out can use up the host's memory and processors",
+            Self::Cgroup => {
+                "a guest that breaks out can use up the host's memory, processors and disks"
+            }
             Self::Landlock => {
                 "a guest that breaks out meets one wall less before files, sockets and signals"
             }

@@ -1,5 +1,9 @@
 //! However a run ends, nothing is left, and its neighbours notice nothing.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -128,4 +132,36 @@ fn the_machines_process_holds_what_it_was_handed_and_nothing_of_its_parent() {
     assert!(environment.is_empty(), "{environment:?}");
     signal(machine.child().id(), Signal::TERM);
     machine.wait();
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_user_who_may_not_open_kvm_is_told_and_leaves_nothing() {
+    const NOBODY: u32 = 65534;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::var_os("PATH").unwrap();
+    let command = std::env::split_paths(&path)
+        .map(|folder| folder.join("sandvmm"))
+        .find(|file| file.is_file())
+        .unwrap();
+    // The folder of the build may be closed to others.
+    let program = folder.path().join("sandvmm");
+    std::fs::copy(command, &program).unwrap();
+    let count = || std::fs::read_dir(folder.path()).unwrap().count();
+    let before = count();
+
+    let output = Command::new(&program)
+        .args(["run", "--", "true"])
+        .env("TMPDIR", folder.path())
+        .current_dir(folder.path())
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .unwrap();
+
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.contains("/dev/kvm may not be opened"), "{said}");
+    assert_eq!(count(), before);
 }
