@@ -100,19 +100,10 @@ pub fn serve_with(socket: ControlSocket, hooks: &Arc<dyn Hooks>) -> Served {
     let reason = EventLoop::new(&socket, &machine.end, &machine.vsock, subscribers)
         .map_err(|error| EndReason::HostFailed(sentence(&error)))
         .and_then(|mut event_loop| {
-            // Before the hook: on a host whose clock can't be read without a system call, that is one less to be allowed.
-            let vcpu_running_ns = monotonic_ns();
             hooks
                 .before_serving(ThreadKind::Main)
                 .map_err(|error| EndReason::StartFailed(sentence(&error)))?;
-            start(
-                &socket,
-                &machine,
-                &FromMachine::Running {
-                    process_started_ns,
-                    vcpu_running_ns,
-                },
-            );
+            start(&socket, &machine, process_started_ns);
             run(&socket, &machine, &mut event_loop)
         });
     let reason = match reason {
@@ -178,12 +169,16 @@ fn run(
     }
 }
 
-fn start(socket: &ControlSocket, machine: &Machine, running: &FromMachine) {
+fn start(socket: &ControlSocket, machine: &Machine, process_started_ns: u64) {
+    let running = FromMachine::Running {
+        process_started_ns,
+        vcpu_running_ns: monotonic_ns(),
+    };
     for vcpu in &machine.vcpus {
         vcpu.resume();
     }
     // Refused only where the supervisor is gone, which the loop sees next.
-    let _ = socket.try_send(running, &[]);
+    let _ = socket.try_send(&running, &[]);
 }
 
 fn tail(mut console: Vec<u8>) -> Vec<u8> {
