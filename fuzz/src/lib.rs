@@ -11,6 +11,7 @@
 //! | `block` | the guest | requests to a disk |
 //! | `vsock` | the guest | packets, with a host that reads and closes as it likes |
 //! | `kernel`, `initramfs` | the file | loading into guest memory |
+//! | `snapshot` | the file | state files, and a device that goes on from any state |
 //! | `agent` | the host, or the stream between | the guest agent's readers, and content of files |
 //! | `supervisor` | the guest's agent, the machine's process | the library's side of both |
 //! | `control` | the supervisor | the machine's side of the control socket |
@@ -33,6 +34,7 @@ mod machine;
 mod memory;
 pub mod mmio;
 mod ring;
+pub mod snapshot;
 pub mod supervisor;
 pub mod vsock;
 
@@ -65,7 +67,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target {
         name: "mmio",
         run: mmio::run,
@@ -90,6 +92,11 @@ pub const TARGETS: [Target; 8] = [
         name: "initramfs",
         run: kernel::run_initramfs,
         seeds: kernel::initramfs_seeds,
+    },
+    Target {
+        name: "snapshot",
+        run: snapshot::run,
+        seeds: snapshot::seeds,
     },
     Target {
         name: "agent",

@@ -394,8 +394,14 @@ impl World {
             .iter()
             .enumerate()
             .all(|(at, part)| all_parts[..at].iter().all(|other| !overlap(part, other)));
-        self.has_missed_packets |= !is_disjoint;
-        if !is_disjoint {
+        // An event that was written over a packet hides it too.
+        let events = self.rings[EVENT].writable_buffers(&self.memory);
+        let is_whole = all_parts
+            .iter()
+            .all(|part| events.iter().all(|event| !overlap(part, event)));
+        let is_readable = is_disjoint && is_whole;
+        self.has_missed_packets |= !is_readable;
+        if !is_readable {
             return;
         }
         for (parts, written) in packets {

@@ -58,6 +58,11 @@ fn initramfs() {
 }
 
 #[test]
+fn snapshot() {
+    replay("snapshot");
+}
+
+#[test]
 fn agent() {
     replay("agent");
 }
