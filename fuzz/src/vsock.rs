@@ -4,6 +4,9 @@
 //! in used rings and in the buffers of the receive and event queues alone; the event loop comes to rest; when the host has let go of all
 //! and the device was reset, every descriptor is given back; and then a stream can be opened and carries bytes.
 
+mod header;
+mod seeds;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -17,6 +20,10 @@ use crate::input::Input;
 use crate::machine::{EVENT_IDX, Machine, VERSION_1};
 use crate::memory::{BUFFERS, Memory, address, length, overlap};
 use crate::ring::{Descriptor, Ring};
+use header::{
+    CREDIT_REQUEST, CREDIT_UPDATE, DATA, HEADER_BYTES, Header, REQUEST, RESET, RESPONSE, SHUTDOWN,
+};
+pub use seeds::seeds;
 
 /// The guest's context identifier, and the host's (virtio 1.2 §5.10.4).
 const GUEST_CID: u64 = 3;
@@ -26,18 +33,6 @@ const HOST_CID: u64 = 2;
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 const EVENT: usize = 2;
-
-/// Bytes of a packet's header (virtio 1.2 §5.10.6).
-const HEADER_BYTES: u32 = 44;
-
-/// Operations.
-const REQUEST: u16 = 1;
-const RESPONSE: u16 = 2;
-const RESET: u16 = 3;
-const SHUTDOWN: u16 = 4;
-const DATA: u16 = 5;
-const CREDIT_UPDATE: u16 = 6;
-const CREDIT_REQUEST: u16 = 7;
 
 /// The device's bounds: payload of a packet, and the room that it promises.
 const PAYLOAD_BYTES_MAX: u32 = 64 << 10;
@@ -510,54 +505,6 @@ impl World {
     }
 }
 
-/// A packet's header (virtio 1.2 §5.10.6), in this target's own words: not the device's.
-#[derive(Debug, Clone, Copy)]
-struct Header {
-    src_cid: u64,
-    dst_cid: u64,
-    src_port: u32,
-    dst_port: u32,
-    len: u32,
-    kind: u16,
-    op: u16,
-    flags: u32,
-    buf_alloc: u32,
-    fwd_cnt: u32,
-}
-
-impl Header {
-    fn to_bytes(self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER_BYTES as usize);
-        bytes.extend_from_slice(&self.src_cid.to_le_bytes());
-        bytes.extend_from_slice(&self.dst_cid.to_le_bytes());
-        bytes.extend_from_slice(&self.src_port.to_le_bytes());
-        bytes.extend_from_slice(&self.dst_port.to_le_bytes());
-        bytes.extend_from_slice(&self.len.to_le_bytes());
-        bytes.extend_from_slice(&self.kind.to_le_bytes());
-        bytes.extend_from_slice(&self.op.to_le_bytes());
-        bytes.extend_from_slice(&self.flags.to_le_bytes());
-        bytes.extend_from_slice(&self.buf_alloc.to_le_bytes());
-        bytes.extend_from_slice(&self.fwd_cnt.to_le_bytes());
-        bytes
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Self {
-        let mut input = Input::new(bytes);
-        Self {
-            src_cid: input.u64(),
-            dst_cid: input.u64(),
-            src_port: input.u32(),
-            dst_port: input.u32(),
-            len: input.u32(),
-            kind: input.u16(),
-            op: input.u16(),
-            flags: input.u32(),
-            buf_alloc: input.u32(),
-            fwd_cnt: input.u32(),
-        }
-    }
-}
-
 fn first_two(value: u64) -> [u8; 2] {
     let [a, b, ..] = value.to_le_bytes();
     [a, b]
@@ -566,119 +513,4 @@ fn first_two(value: u64) -> [u8; 2] {
 /// Descriptors of this process.
 fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
-}
-
-/// Inputs to begin with.
-#[must_use]
-pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
-    // A packet: step; operation; guest's and host's port; what is odd; length of data; whether the count is kept; room; flags of a
-    // shutdown; how it is split.
-    let request = [0, 0, 0, 0, 0, 0, 0, 3];
-    let data = [1, 1, 0, 0, 0, 2, 0, 0, 3];
-    let much_data = [1, 1, 0, 0, 0, 4, 0, 0, 0];
-    let update = [2, 5, 0, 0, 0, 0, 0, 3];
-    let ask = [2, 6, 0, 0, 0, 0, 0, 3];
-    let shutdown = [3, 4, 0, 0, 0, 0, 0, 3, 3];
-    let reset = [4, 7, 0, 0, 0, 0, 0, 3];
-    let response = [0, 2, 0, 5, 0, 0, 0, 3];
-    // Buffers: step; queue; length; how many; how each is split.
-    let buffers = [5, 1, 0, 4, 2, 0, 2, 2];
-    let small_buffers = [5, 1, 1, 3, 2, 2, 2];
-    let events = [5, 0, 6, 1, 2];
-    let (settle, host_reads, host_writes) = ([12], [7, 0, 2, 0, 64], [8, 0, 2, 0, 16]);
-    let (host_shuts, host_closes, host_connects) = ([9, 0, 0, 0, 0], [10, 0], [11, 0]);
-    let (restart, transport_reset) = ([15, 0], [15, 1]);
-    let begin = |flags, steps: &[&[u8]]| {
-        let mut bytes = vec![flags];
-        steps.iter().for_each(|step| bytes.extend_from_slice(step));
-        bytes
-    };
-    let open: [&[u8]; 4] = [&buffers, &request, &settle, &data];
-    let with = |steps: &[&[u8]]| {
-        let all: Vec<&[u8]> = open.iter().chain(steps).copied().collect();
-        begin(0, &all)
-    };
-    vec![
-        (
-            "both_directions",
-            with(&[
-                &settle,
-                &host_reads,
-                &host_writes,
-                &settle,
-                &update,
-                &ask,
-                &settle,
-            ]),
-        ),
-        (
-            "guest_closes",
-            with(&[&shutdown, &settle, &buffers, &settle]),
-        ),
-        ("guest_resets", with(&[&reset, &settle, &request, &settle])),
-        (
-            "host_closes",
-            with(&[&settle, &host_closes, &settle, &data, &settle]),
-        ),
-        (
-            "host_shuts",
-            with(&[&host_shuts, &settle, &shutdown, &settle]),
-        ),
-        (
-            "host_connects",
-            begin(
-                0,
-                &[
-                    &buffers,
-                    &host_connects,
-                    &settle,
-                    &response,
-                    &host_writes,
-                    &settle,
-                    &data,
-                    &settle,
-                ],
-            ),
-        ),
-        (
-            "reader_that_stopped",
-            with(&[
-                &much_data, &much_data, &much_data, &settle, &much_data, &settle,
-            ]),
-        ),
-        (
-            "small_buffers",
-            begin(
-                2,
-                &[
-                    &small_buffers,
-                    &request,
-                    &settle,
-                    &host_writes,
-                    &settle,
-                    &small_buffers,
-                    &settle,
-                ],
-            ),
-        ),
-        (
-            "restart",
-            with(&[&host_writes, &restart, &request, &settle]),
-        ),
-        (
-            "transport_reset",
-            with(&[
-                &events,
-                &settle,
-                &transport_reset,
-                &settle,
-                &request,
-                &settle,
-            ]),
-        ),
-        (
-            "no_event_index",
-            begin(1, &[&buffers, &request, &settle, &data, &settle]),
-        ),
-    ]
 }
