@@ -426,8 +426,9 @@ pub(super) fn same_head_twice() {
     sockets.echo_works(7001);
 }
 
-/// Whether the second processor is to stop.
+/// Whether the second processor is to stop, and whether it has.
 static STOP: AtomicBool = AtomicBool::new(false);
+static STOPPED: AtomicBool = AtomicBool::new(false);
 
 /// Where a buffer may be, and where none ever is: the device must not write there.
 const LEFT: u64 = DATA;
@@ -448,6 +449,7 @@ fn flip_until_stopped() -> ! {
         // And one that leads nowhere.
         QUEUE.set(1, Descriptor(u64::MAX, u32::MAX, NEXT, 2));
     }
+    STOPPED.store(true, Ordering::Release);
     boot::halt()
 }
 
@@ -482,6 +484,11 @@ pub(super) fn descriptor_changed_meanwhile() {
         seen[kind] += 1;
     }
     STOP.store(true, Ordering::Relaxed);
+    // The descriptors are this processor's again only when the other one has seen it.
+    check!(
+        time::until(|| STOPPED.load(Ordering::Acquire)),
+        "the second processor does not stop"
+    );
     crate::say!("note {seen:?} short reads, long reads, errors");
     check!(
         CANARIES
