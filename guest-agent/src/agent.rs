@@ -11,10 +11,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use protocol::file::FileRequest;
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES};
-use protocol::message::{
-    Configure, FileWritten, FromAgent, Resume, SpawnFailure, StreamKind, ToAgent, WriteFile,
-};
+use protocol::message::{Configure, FromAgent, Resume, SpawnFailure, StreamKind, ToAgent};
 use protocol::port::HOST_CID;
 use rustix::event::epoll::EventFlags;
 use rustix::process::{Pid, Signal};
@@ -23,8 +22,9 @@ use socket2::SockRef;
 use crate::cgroup::{Cgroup, Workload};
 use crate::commands::Command;
 use crate::control::{Control, ControlError};
+use crate::files;
 use crate::identity::IdentityError;
-use crate::limits::{CGROUP_REMOVE_WAIT, CONTROL_DIAL_WAIT, FATAL_WAIT, MAX_FILE_WRITERS};
+use crate::limits::{CGROUP_REMOVE_WAIT, CONTROL_DIAL_WAIT, FATAL_WAIT, MAX_FILE_STAGES};
 use crate::poll::{Poll, Token};
 use crate::program::Failure;
 use crate::reaper::Reaper;
@@ -36,7 +36,7 @@ use crate::streams::{Arrived, Pending};
 use crate::warm::Warm;
 use standstill::Standstill;
 
-/// The cgroup in which files are written.
+/// The cgroup in which files are read and written.
 const FILES_CGROUP: &str = "files";
 
 /// What the loop stands on, so that tests can put it on a host's sockets.
@@ -100,7 +100,7 @@ pub struct Agent {
     reaper: Reaper,
     pending: Pending,
     commands: BTreeMap<u32, Command>,
-    writers: Vec<Pid>,
+    file_stages: Vec<Pid>,
     relays: Relays,
     /// Cgroups of commands that ended, with the tries to remove them that are left.
     leftovers: Vec<(Cgroup, u32)>,
@@ -133,7 +133,7 @@ impl Agent {
             reaper: Reaper::start()?,
             pending: Pending::default(),
             commands: BTreeMap::new(),
-            writers: Vec::new(),
+            file_stages: Vec::new(),
             relays: Relays::default(),
             leftovers: Vec::new(),
         };
@@ -279,8 +279,8 @@ impl Agent {
     }
 
     fn arrived(&mut self, arrived: Arrived) -> Result<(), AgentError> {
-        if let StreamKind::WriteFile(file) = arrived.header.kind {
-            self.write_file(file, &arrived.descriptor);
+        if let StreamKind::File(request) = arrived.header.kind {
+            self.serve_file(request, &arrived.descriptor);
             return Ok(());
         }
         let id = arrived.header.command_id;
@@ -298,36 +298,33 @@ impl Agent {
         Ok(())
     }
 
-    fn write_file(&mut self, file: WriteFile, stream: &OwnedFd) {
+    fn serve_file(&mut self, request: FileRequest, stream: &OwnedFd) {
         let sentence = if !self.configured {
-            "No file is written before the guest is configured".to_owned()
-        } else if self.writers.len() >= MAX_FILE_WRITERS {
-            "The guest is writing as many files as the agent allows".to_owned()
+            "No file is touched before the guest is configured".to_owned()
+        } else if self.file_stages.len() >= MAX_FILE_STAGES {
+            "The guest is busy with as many files as the agent allows".to_owned()
         } else {
-            match self.start_writer(file, stream) {
+            match self.start_file_stage(request, stream) {
                 Ok(()) => return,
-                Err(error) => format!("The guest has no room to write a file: {error}"),
+                Err(error) => format!("The guest has no room to work on a file: {error}"),
             }
         };
-        let answer = FileWritten {
-            result: Err(sentence),
-        };
-        if let Ok(bytes) = frame::encode(&answer, MAX_FROM_AGENT_BYTES) {
+        if let Ok(bytes) = frame::encode(&files::refusal(sentence), MAX_FROM_AGENT_BYTES) {
             // The stream is new, so that its buffer takes the answer; else the close is the answer.
             let _ = rustix::io::write(stream, &bytes);
         }
     }
 
-    fn start_writer(&mut self, file: WriteFile, stream: &OwnedFd) -> io::Result<()> {
+    fn start_file_stage(&mut self, request: FileRequest, stream: &OwnedFd) -> io::Result<()> {
         // The stage reads as ordinary programs do.
         let flags = rustix::fs::fcntl_getfl(stream)?;
         rustix::fs::fcntl_setfl(stream, flags.difference(rustix::fs::OFlags::NONBLOCK))?;
-        let order = Order::Write {
+        let order = Order::File {
             cgroup: path_bytes(&self.files_cgroup),
-            file,
+            request,
         };
         let stage = Stage::start(&self.stage_program, &order, &[stream.as_fd()])?;
-        self.writers.push(stage.pid);
+        self.file_stages.push(stage.pid);
         self.reaper.watch();
         Ok(())
     }

@@ -17,12 +17,12 @@ pub const LISTEN_BACKLOG: i32 = 128;
 /// stream is closed, and the command is answered with [`protocol::message::SpawnFailure::Invalid`].
 pub const STREAM_WAIT: Duration = Duration::from_secs(10);
 
-/// Longest stream header, in bytes: a path of `PATH_MAX` (4096) and a user fit well. A longer one closes
+/// Longest stream header, in bytes: two paths of `PATH_MAX` (4096) and a user fit well. A longer one closes
 /// its stream.
-pub const MAX_HEADER_BYTES: usize = 8 << 10;
+pub const MAX_HEADER_BYTES: usize = 12 << 10;
 
-/// Files being written at one time; one more is answered with an error.
-pub const MAX_FILE_WRITERS: usize = 32;
+/// Files being read or written at one time; one more is answered with an error.
+pub const MAX_FILE_STAGES: usize = 32;
 
 /// Bytes that move in one system call of a relay, and the most that one direction of a relay holds. When
 /// it holds something it reads nothing: the program waits on its full pipe, the host on its credit.

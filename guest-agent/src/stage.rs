@@ -17,8 +17,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use protocol::file::FileRequest;
 use protocol::frame::{self, MAX_TO_AGENT_BYTES};
-use protocol::message::{Spawn, SpawnFailure, Stdio, WriteFile};
+use protocol::message::{Spawn, SpawnFailure, Stdio};
 use rustix::fs::{FileType, Gid, Mode, Uid};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{Resource, Rlimit};
@@ -52,12 +53,12 @@ pub enum Order {
         /// The program.
         spawn: Spawn,
     },
-    /// Write a file. Descriptor: the data stream, on which the answer goes too.
-    Write {
+    /// Do something with a file. Descriptor: the data stream, on which the answer goes too.
+    File {
         /// The cgroup's folder.
         cgroup: Vec<u8>,
-        /// The file.
-        file: WriteFile,
+        /// What.
+        request: FileRequest,
     },
 }
 
@@ -95,13 +96,13 @@ pub fn main() -> ExitCode {
             let Failure { kind, message } = failure;
             report(&socket, &Report::Failed { kind, message });
         }
-        Order::Write { cgroup, file } => {
+        Order::File { cgroup, request } => {
             let Some(stream) = descriptors.next() else {
                 return ExitCode::FAILURE;
             };
             drop(socket);
-            let prepared = join_cgroup(&cgroup).and_then(|()| become_user(file.user.as_deref()));
-            files::serve(&stream.into(), &file, prepared);
+            let prepared = join_cgroup(&cgroup).and_then(|()| become_user(request.user.as_deref()));
+            files::serve(&stream.into(), &request, prepared);
         }
     }
     ExitCode::SUCCESS

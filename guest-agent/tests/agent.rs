@@ -6,7 +6,6 @@
     reason = "helpers of tests fail as tests do"
 )]
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -18,10 +17,11 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use protocol::file::{FileAnswer, FileOperation, FileRequest};
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{
-    Configure, ExitStatus, Exited, FileWritten, FromAgent, Spawn, SpawnFailure, Stdio,
-    StreamHeader, StreamKind, TerminalSize, ToAgent, WriteFile,
+    Configure, ExitStatus, Exited, FromAgent, Spawn, SpawnFailure, Stdio, StreamHeader, StreamKind,
+    TerminalSize, ToAgent,
 };
 use sandvmm_guest_agent::agent::{Agent, Setup};
 use sandvmm_guest_agent::cgroup::Workload;
@@ -548,23 +548,24 @@ fn files_are_written_and_refused() {
     let folder = tempfile::tempdir().unwrap();
     let spawn = host.spawn("true", &[]);
     let write = |path: &Path, user: Option<String>| {
-        let file = WriteFile {
+        let request = FileRequest {
             path: path.as_os_str().as_bytes().to_vec(),
-            mode: 0o640,
             user,
+            operation: FileOperation::Write { mode: 0o640 },
         };
-        let mut stream = host.dial(0, StreamKind::WriteFile(file));
+        let mut stream = host.dial(0, StreamKind::File(request));
         let _ = stream.write_all(b"\x07\0\0\0content\0\0\0\0");
-        frame::read::<FileWritten>(&mut stream, MAX_FROM_AGENT_BYTES)
+        frame::read::<FileAnswer>(&mut stream, MAX_FROM_AGENT_BYTES)
             .unwrap()
             .result
     };
 
-    let path = write(&folder.path().join("a/b"), spawn.user.clone()).unwrap();
-    assert_eq!(fs::read(OsStr::from_bytes(&path)).unwrap(), b"content");
+    write(&folder.path().join("a/b"), spawn.user.clone()).unwrap();
+    assert_eq!(fs::read(folder.path().join("a/b")).unwrap(), b"content");
     assert!(
         write(&folder.path().join("c"), Some("no-such-user".into()))
             .unwrap_err()
+            .message
             .contains("no-such-user")
     );
     write(&folder.path().join("a/b/c"), spawn.user).unwrap_err();

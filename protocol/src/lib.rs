@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod content;
+pub mod file;
 pub mod frame;
 pub mod message;
 pub mod port;

@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::file::FileRequest;
+
 /// What the host tells the agent, on the control stream. The agent takes them in order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -120,7 +122,7 @@ pub struct TerminalSize {
 /// First frame on a data stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamHeader {
-    /// The command that the stream belongs to; of no meaning for [`StreamKind::WriteFile`].
+    /// The command that the stream belongs to; of no meaning for [`StreamKind::File`].
     pub command_id: u32,
     /// What the stream carries.
     pub kind: StreamKind,
@@ -139,27 +141,8 @@ pub enum StreamKind {
     Stderr,
     /// Both ways: what is typed and what is shown.
     Terminal,
-    /// Host to guest: a file's content as [`crate::content`] puts it; the agent answers with one [`FileWritten`] frame, and
-    /// makes no file of a content that was not ended.
-    WriteFile(WriteFile),
-}
-
-/// A file to be made or atomically replaced.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WriteFile {
-    /// Where; relative to the user's home. Missing folders on the way are made, and are the user's.
-    pub path: Vec<u8>,
-    /// Permission bits, `0o7777` at most.
-    pub mode: u32,
-    /// Owner, as in [`Spawn::user`].
-    pub user: Option<String>,
-}
-
-/// How a [`WriteFile`] ended: on error nothing is left at the path, or what was there before.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileWritten {
-    /// The absolute path that was written, or a sentence that says what failed.
-    pub result: Result<Vec<u8>, String>,
+    /// Something to do with a file, and what is read or written: see [`crate::file`].
+    File(FileRequest),
 }
 
 /// What the agent tells the host, on the control stream.

@@ -4,8 +4,11 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use protocol::file::{FileFailure, FileFailureKind};
+
 use crate::crash::Crash;
 use crate::images::ImagesError;
+use crate::text::one_line;
 
 /// Why a sandbox could not be started. No code of the user's has run.
 #[derive(Debug, thiserror::Error)]
@@ -145,31 +148,73 @@ impl SpawnError {
     }
 }
 
-/// Why a file could not be written into the guest. Nothing is left at its path, or what was there before.
+/// Why something could not be done with the guest's files. Of a file that was to be written, nothing is left at its path, or what
+/// was there before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
     /// The path or the mode is none.
     #[error("{0}")]
     Invalid(String),
+    /// Nothing is there.
+    #[error("{0}")]
+    NotFound(String),
+    /// The guest's user may not.
+    #[error("{0}")]
+    PermissionDenied(String),
+    /// The guest has no room for it.
+    #[error("{0}")]
+    NoSpace(String),
+    /// It is not what the operation is for: a folder, a device.
+    #[error("{0}")]
+    WrongKind(String),
+    /// Anything else that the guest says.
+    #[error("{0}")]
+    Guest(String),
+    /// It is above a bound.
+    #[error("{what} is larger than {bound}")]
+    TooLarge {
+        /// What.
+        what: &'static str,
+        /// The bound, with its unit.
+        bound: String,
+    },
     /// The content could not be read.
     #[error("The file's content could not be read")]
     Source(#[source] io::Error),
-    /// The guest could not write it.
-    #[error("{0}")]
-    Guest(String),
+    /// A file of the host could not be read or written.
+    #[error("'{}' could not be copied", path.display())]
+    Host {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The system refused a socket pair, or the stream to the guest failed.
     #[error("The stream to the guest failed")]
     Stream(#[source] io::Error),
-    /// The machine ended before the file was written.
+    /// The machine ended before it was done.
     #[error("{0}")]
     MachineCrashed(Crash),
-    /// The sandbox's time was over before the file was written.
-    #[error("The sandbox's time was over before the file was written")]
+    /// The sandbox's time was over before it was done.
+    #[error("The sandbox's time was over before the file was copied")]
     TimedOut,
-    /// The sandbox was ended before the file was written.
-    #[error("The sandbox was ended before the file was written")]
+    /// The sandbox was ended before it was done.
+    #[error("The sandbox was ended before the file was copied")]
     SandboxEnded,
+}
+
+impl From<FileFailure> for FileError {
+    fn from(failure: FileFailure) -> Self {
+        let message = one_line(failure.message.as_bytes());
+        match failure.kind {
+            FileFailureKind::NotFound => Self::NotFound(message),
+            FileFailureKind::PermissionDenied => Self::PermissionDenied(message),
+            FileFailureKind::NoSpace => Self::NoSpace(message),
+            FileFailureKind::WrongKind => Self::WrongKind(message),
+            _ => Self::Guest(message),
+        }
+    }
 }
 
 /// Why a running command could not be told something. A command that has ended is no error: there is

@@ -26,6 +26,7 @@ mod control_stream;
 mod crash;
 mod error;
 mod file;
+mod files;
 mod freeze;
 pub mod host;
 mod images;
@@ -39,7 +40,6 @@ mod state;
 mod stream;
 mod supervisor;
 mod text;
-mod write;
 
 pub use builder::SandboxBuilder;
 pub use child::Child;
@@ -47,6 +47,10 @@ pub use clock::{Clocks, CommandClocks};
 pub use command::{Command, DEFAULT_OUTPUT_LIMIT_BYTES, Output, Stdio};
 pub use crash::{Crash, CrashKind};
 pub use error::{FileError, SignalError, SpawnError, StartError};
+pub use files::{
+    CopiedIn, CopiedOut, CopyLimits, Entry, FileReader, FileType, Files, MAX_LISTED_ENTRIES,
+    MAX_READ_BYTES, Metadata,
+};
 pub use freeze::FreezeError;
 pub use images::{Images, ImagesError};
 pub use init::init;

@@ -10,10 +10,10 @@ use crate::builder::SandboxBuilder;
 use crate::clock::Clocks;
 use crate::command::Command;
 use crate::error::FileError;
+use crate::files::{Entry, Files};
 use crate::outcome::Ended;
 use crate::shared::Shared;
 use crate::state::Request;
-use crate::write::{self, Target};
 
 /// The interpreter that can be warmed.
 const WARM_INTERPRETER: &str = "python3";
@@ -57,21 +57,34 @@ impl Sandbox {
         command
     }
 
-    /// Writes a file in the guest, replacing one that is there atomically; missing folders are made.
-    /// A relative path starts at the user's home. The content is streamed. `user` is `USER[:GROUP]`, by name
-    /// or number; the image's unprivileged user when `None`. Returns the absolute path.
+    /// The guest's files, as its unprivileged user sees them.
+    #[must_use]
+    pub fn files(&self) -> Files<'_> {
+        Files::new(&self.shared)
+    }
+
+    /// Writes a file in the guest; short for [`Files::write`] of [`Self::files`].
     ///
     /// # Errors
     /// See [`FileError`].
-    pub fn write(
-        &self,
-        path: impl AsRef<Path>,
-        mode: u32,
-        user: Option<&str>,
-        content: impl Read,
-    ) -> Result<PathBuf, FileError> {
-        let target = Target::new(path.as_ref(), mode, user)?;
-        write::write(&self.shared, target, content)
+    pub fn write(&self, path: impl AsRef<Path>, content: impl Read) -> Result<PathBuf, FileError> {
+        self.files().write(path, content)
+    }
+
+    /// Reads a whole file of the guest; short for [`Files::read`] of [`Self::files`].
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>, FileError> {
+        self.files().read(path)
+    }
+
+    /// What is in a folder of the guest; short for [`Files::list`] of [`Self::files`].
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub fn list(&self, path: impl AsRef<Path>) -> Result<Vec<Entry>, FileError> {
+        self.files().list(path)
     }
 
     /// The phases reached so far.

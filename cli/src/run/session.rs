@@ -297,8 +297,12 @@ impl Session {
     }
 
     fn put(&self, sandbox: &Sandbox, name: &Path, script: impl Read) -> Result<PathBuf, Verdict> {
-        sandbox
-            .write(name, SCRIPT_MODE, self.args.user.as_deref(), script)
+        let mut files = sandbox.files().mode(SCRIPT_MODE);
+        if let Some(user) = &self.args.user {
+            files = files.user(user);
+        }
+        files
+            .write(name, script)
             .map_err(|error| Verdict::file(&error, self.limits()))
     }
 

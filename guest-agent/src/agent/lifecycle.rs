@@ -260,8 +260,8 @@ impl Agent {
     }
 
     pub(super) fn reaped(&mut self, pid: Pid, status: ExitStatus) -> Result<(), AgentError> {
-        if let Some(place) = self.writers.iter().position(|writer| *writer == pid) {
-            self.writers.swap_remove(place);
+        if let Some(place) = self.file_stages.iter().position(|stage| *stage == pid) {
+            self.file_stages.swap_remove(place);
             return Ok(());
         }
         let found = self

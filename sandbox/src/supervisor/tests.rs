@@ -1,6 +1,7 @@
 //! The state machine against a scripted machine and agent, over real sockets and with a real process. Whole
 //! machines are tested elsewhere: here stand the ends and the lies that a real one does not show on demand.
 
+mod files;
 mod restore;
 
 use std::io::{Read, Write};
@@ -8,17 +9,15 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
-use protocol::content::ContentReader;
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{
-    ExitStatus, Exited, FileWritten, FromAgent, Hello, Spawn, SpawnFailure, StreamHeader,
-    StreamKind,
+    ExitStatus, Exited, FromAgent, Hello, Spawn, SpawnFailure, StreamHeader, StreamKind,
 };
 use vmm::control::{ControlError, EndReason, FromMachine};
 
 use super::*;
 use crate::clock::realtime_ns;
-use crate::error::{FileError, SpawnError};
+use crate::error::SpawnError;
 use crate::outcome::Outcome;
 use crate::sandbox::Sandbox;
 use crate::{Child, Stdio};
@@ -651,71 +650,4 @@ fn a_stream_that_nobody_wants_does_not_hold_the_command_up() {
 
     assert!(child.stdout.is_none());
     assert_eq!(child.wait().outcome, Outcome::Exited(0));
-}
-
-#[test]
-fn a_file_is_streamed_and_its_place_comes_back() {
-    let (sandbox, peer, _agent) = ready_sandbox(None);
-    let content = vec![b'f'; 3 << 20];
-
-    let (header, received, written) = std::thread::scope(|scope| {
-        let writing = scope.spawn(|| sandbox.write("a/b", 0o640, None, content.as_slice()));
-        let (mut stream, header) = peer.accept();
-        let mut received = Vec::new();
-        ContentReader::new(&mut stream)
-            .read_to_end(&mut received)
-            .unwrap();
-        let answer = FileWritten {
-            result: Ok(b"/home/u/a/b".to_vec()),
-        };
-        frame::write(&mut stream, &answer, MAX_FROM_AGENT_BYTES).unwrap();
-        (header, received, writing.join().unwrap())
-    });
-
-    let StreamKind::WriteFile(file) = header.kind else {
-        panic!("{header:?}");
-    };
-    assert_eq!(
-        (file.path.as_slice(), file.mode),
-        (b"a/b".as_slice(), 0o640)
-    );
-    assert_eq!(received.len(), content.len());
-    assert_eq!(written.unwrap(), Path::new("/home/u/a/b"));
-}
-
-#[test]
-fn a_file_that_the_guest_refuses_early_says_why() {
-    let (sandbox, peer, _agent) = ready_sandbox(None);
-
-    let error = std::thread::scope(|scope| {
-        let writing = scope.spawn(|| sandbox.write("a", 0o600, None, std::io::repeat(0)));
-        let (mut stream, _) = peer.accept();
-        let answer = FileWritten {
-            result: Err("No space left".to_owned()),
-        };
-        // Its unread content is thrown away: what the host sends after that breaks.
-        frame::write(&mut stream, &answer, MAX_FROM_AGENT_BYTES).unwrap();
-        stream.shutdown(std::net::Shutdown::Both).unwrap();
-        writing.join().unwrap().unwrap_err()
-    });
-
-    assert!(
-        matches!(&error, FileError::Guest(what) if what == "No space left"),
-        "{error:?}"
-    );
-}
-
-#[test]
-fn a_file_on_its_way_when_the_machine_goes_is_told_so() {
-    let (sandbox, peer, _agent) = ready_sandbox(None);
-
-    let error = std::thread::scope(|scope| {
-        let writing = scope.spawn(|| sandbox.write("a", 0o600, None, std::io::repeat(0)));
-        let (stream, _) = peer.accept();
-        peer.end(EndReason::TripleFault, b"");
-        drop(stream);
-        writing.join().unwrap().unwrap_err()
-    });
-
-    assert!(matches!(error, FileError::MachineCrashed(_)), "{error:?}");
 }

@@ -1,0 +1,275 @@
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+
+use protocol::content::{self, ContentReader, MAX_PIECE_BYTES};
+use protocol::file::{
+    FileAnswer, FileDone, FileFailure, FileFailureKind, FileKind, FileOperation, FileRequest,
+    FolderItem, TreeItem, TreeNode,
+};
+use protocol::frame::{self, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
+
+use crate::users::{Accounts, User};
+
+/// Asks for something, has `send` send what goes with it, and returns the answer and the stream behind it.
+fn ask(
+    home: &Path,
+    path: &[u8],
+    operation: FileOperation,
+    send: impl FnOnce(&mut UnixStream),
+) -> (Result<FileDone, FileFailure>, UnixStream) {
+    let (mut host, guest) = UnixStream::pair().unwrap();
+    let request = FileRequest {
+        path: path.to_vec(),
+        user: None,
+        operation,
+    };
+    let user = User {
+        home: home.to_str().unwrap().to_owned(),
+        ..Accounts::default().resolve(None).unwrap()
+    };
+    thread::spawn(move || super::serve(&OwnedFd::from(guest).into(), &request, Ok(user)));
+    send(&mut host);
+    let answer: FileAnswer = frame::read(&mut host, MAX_FROM_AGENT_BYTES).unwrap();
+    (answer.result, host)
+}
+
+fn do_it(home: &Path, path: &str, operation: FileOperation) -> Result<FileDone, FileFailure> {
+    ask(home, path.as_bytes(), operation, |_| {}).0
+}
+
+fn send_content(host: &mut UnixStream, content: &[u8]) {
+    // Refused paths are answered without reading.
+    for piece in content.chunks(MAX_PIECE_BYTES).chain([&[][..]]) {
+        let _ = host.write_all(&content::header(piece.len()));
+        let _ = host.write_all(piece);
+    }
+}
+
+fn write(home: &Path, path: &str, mode: u32, content: &[u8]) -> Result<FileDone, FileFailure> {
+    let operation = FileOperation::Write { mode };
+    ask(home, path.as_bytes(), operation, |host| {
+        send_content(host, content)
+    })
+    .0
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn a_file_arrives_whole_with_its_mode_and_folders() {
+    let home = tempfile::tempdir().unwrap();
+    let content: Vec<u8> = (0..300_000_u32).flat_map(u32::to_le_bytes).collect();
+
+    let done = write(home.path(), "a/b/file", 0o751, &content).unwrap();
+
+    let expected = home.path().join("a/b/file");
+    assert_eq!(done, FileDone::At(expected.as_os_str().as_bytes().to_vec()));
+    assert_eq!(fs::read(&expected).unwrap(), content);
+    assert_eq!(mode(&expected), 0o751);
+    assert_eq!(fs::read_dir(expected.parent().unwrap()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_link_in_the_files_place_is_replaced_not_followed() {
+    let home = tempfile::tempdir().unwrap();
+    let victim = home.path().join("victim");
+    fs::write(&victim, "kept").unwrap();
+    symlink(&victim, home.path().join("link")).unwrap();
+
+    write(home.path(), "link", 0o600, b"new").unwrap();
+
+    assert_eq!(fs::read(victim).unwrap(), b"kept");
+    assert_eq!(fs::read(home.path().join("link")).unwrap(), b"new");
+}
+
+#[test]
+fn test_write_to_no_file_name_returns_a_sentence() {
+    let home = tempfile::tempdir().unwrap();
+    fs::create_dir(home.path().join("folder")).unwrap();
+    for path in ["", ".", "..", "a/", "a/.", "folder"] {
+        let error = write(home.path(), path, 0o600, b"").unwrap_err();
+        assert!(error.message.starts_with("The "), "{path}: {error:?}");
+    }
+    assert!(
+        fs::read_dir(home.path())
+            .unwrap()
+            .all(|entry| entry.unwrap().path().is_dir())
+    );
+}
+
+#[test]
+fn a_content_without_its_end_makes_no_file() {
+    let home = tempfile::tempdir().unwrap();
+
+    let half = |host: &mut UnixStream| {
+        host.write_all(&content::header(4)).unwrap();
+        host.write_all(b"ha").unwrap();
+        host.shutdown(std::net::Shutdown::Write).unwrap();
+    };
+    let (written, _) = ask(
+        home.path(),
+        b"file",
+        FileOperation::Write { mode: 0o600 },
+        half,
+    );
+
+    written.unwrap_err();
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_file_is_read_whole_and_nothing_else_is() {
+    let home = tempfile::tempdir().unwrap();
+    let content = vec![7; 200_000];
+    fs::write(home.path().join("file"), &content).unwrap();
+    symlink("file", home.path().join("link")).unwrap();
+
+    for name in ["file", "link"] {
+        let (result, stream) = ask(home.path(), name.as_bytes(), FileOperation::Read, |_| {});
+        let mut read = Vec::new();
+        ContentReader::new(stream).read_to_end(&mut read).unwrap();
+        let FileDone::Metadata(metadata) = result.unwrap() else {
+            panic!("no metadata");
+        };
+        assert_eq!((metadata.kind, metadata.bytes), (FileKind::File, 200_000));
+        assert_eq!(read, content);
+    }
+    for (path, kind) in [
+        ("none", FileFailureKind::NotFound),
+        (".", FileFailureKind::WrongKind),
+        ("/dev/null", FileFailureKind::WrongKind),
+        ("file/below", FileFailureKind::WrongKind),
+    ] {
+        let failure = do_it(home.path(), path, FileOperation::Read).unwrap_err();
+        assert_eq!(failure.kind, kind, "{path}: {failure:?}");
+    }
+}
+
+#[test]
+fn folders_are_made_listed_renamed_and_removed() {
+    let home = tempfile::tempdir().unwrap();
+    do_it(home.path(), "a/b", FileOperation::MakeFolder).unwrap();
+    do_it(home.path(), "a/b", FileOperation::MakeFolder).unwrap();
+    fs::write(home.path().join("a/b/file"), "12345").unwrap();
+    symlink("/", home.path().join("a/b/link")).unwrap();
+
+    let (result, mut stream) = ask(home.path(), b"a/b", FileOperation::List, |_| {});
+    result.unwrap();
+    let mut listed = Vec::new();
+    loop {
+        match frame::read(&mut stream, MAX_FROM_AGENT_BYTES).unwrap() {
+            FolderItem::Entry { name, metadata } => listed.push((name, metadata.kind)),
+            FolderItem::End => break,
+            FolderItem::Failed(failure) => panic!("{failure:?}"),
+        }
+    }
+    listed.sort_by(|one, two| one.0.cmp(&two.0));
+    let expected = [
+        (b"file".to_vec(), FileKind::File),
+        (b"link".to_vec(), FileKind::Link),
+    ];
+    assert_eq!(listed, expected);
+
+    do_it(
+        home.path(),
+        "a/b",
+        FileOperation::Rename { to: b"c".to_vec() },
+    )
+    .unwrap();
+    assert!(home.path().join("c/file").exists() && !home.path().join("a/b").exists());
+    do_it(home.path(), "c", FileOperation::Remove).unwrap();
+    assert!(!home.path().join("c").exists() && Path::new("/").exists());
+    let failure = do_it(home.path(), "c", FileOperation::Remove).unwrap_err();
+    assert_eq!(failure.kind, FileFailureKind::NotFound);
+}
+
+#[test]
+fn a_tree_that_was_read_can_be_written_again() {
+    let home = tempfile::tempdir().unwrap();
+    let from = home.path().join("from");
+    fs::create_dir_all(from.join("empty")).unwrap();
+    fs::create_dir_all(from.join("deep/er")).unwrap();
+    fs::write(from.join("deep/er/file"), vec![3; 100_000]).unwrap();
+    fs::set_permissions(from.join("deep/er/file"), fs::Permissions::from_mode(0o640)).unwrap();
+    fs::set_permissions(from.join("deep"), fs::Permissions::from_mode(0o710)).unwrap();
+    symlink("deep/er/file", from.join("link")).unwrap();
+
+    let (result, mut read) = ask(home.path(), b"from", FileOperation::ReadTree, |_| {});
+    result.unwrap();
+    let copy = move |host: &mut UnixStream| {
+        loop {
+            let item: TreeItem = frame::read(&mut read, MAX_FROM_AGENT_BYTES).unwrap();
+            frame::write(host, &item, MAX_TO_AGENT_BYTES).unwrap();
+            match item {
+                TreeItem::Entry {
+                    node: TreeNode::File,
+                    ..
+                } => {
+                    let mut content = Vec::new();
+                    ContentReader::new(&mut read)
+                        .read_to_end(&mut content)
+                        .unwrap();
+                    send_content(host, &content);
+                }
+                TreeItem::End => break,
+                _ => {}
+            }
+        }
+    };
+    ask(home.path(), b"x/to", FileOperation::WriteTree, copy)
+        .0
+        .unwrap();
+
+    let to = home.path().join("x/to");
+    assert_eq!(fs::read(to.join("link")).unwrap(), vec![3; 100_000]);
+    assert_eq!(
+        fs::read_link(to.join("link")).unwrap(),
+        Path::new("deep/er/file")
+    );
+    assert_eq!(
+        (mode(&to.join("deep/er/file")), mode(&to.join("deep"))),
+        (0o640, 0o710)
+    );
+    assert!(to.join("empty").is_dir());
+    let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    assert_eq!(
+        modified(&to.join("deep/er/file")),
+        modified(&from.join("deep/er/file"))
+    );
+}
+
+#[test]
+fn a_tree_stays_beneath_its_root() {
+    let home = tempfile::tempdir().unwrap();
+    for path in ["..", "../x", "/x", "a/../../x", "./x"] {
+        let send = |host: &mut UnixStream| {
+            let root = TreeItem::Entry {
+                path: Vec::new(),
+                node: TreeNode::Folder,
+                mode: 0o755,
+                modified_ns: 0,
+            };
+            let entry = TreeItem::Entry {
+                path: path.into(),
+                node: TreeNode::Folder,
+                mode: 0o755,
+                modified_ns: 0,
+            };
+            for item in [root, entry, TreeItem::End] {
+                let _ = frame::write(host, &item, MAX_TO_AGENT_BYTES);
+            }
+        };
+        ask(home.path(), b"root", FileOperation::WriteTree, send)
+            .0
+            .unwrap_err();
+    }
+    assert!(!home.path().join("x").exists());
+}

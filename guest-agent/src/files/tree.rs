@@ -1,0 +1,169 @@
+//! Whole trees, to the host and from it.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, FileTimes, Permissions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use protocol::file::{FileAnswer, FileDone, FileFailure, FileKind, TreeItem, TreeNode};
+use protocol::frame::{self, MAX_TO_AGENT_BYTES};
+
+use super::{answer, at, failed, metadata, other, read, say, write, wrong_kind};
+use crate::limits::MAX_PATH_BYTES;
+use crate::program::quoted;
+
+/// Answers, then sends the tree whose root is `path`: its folders before what is in them. Links are sent as links.
+pub(super) fn send(stream: &File, path: &Path) {
+    if let Err(failure) = metadata::of(path) {
+        return answer(stream, Err(failure));
+    }
+    let done = FileAnswer {
+        result: Ok(at(path)),
+    };
+    if say(stream, &done).is_err() {
+        return;
+    }
+    let last = match send_all(stream, path) {
+        Ok(()) => TreeItem::End,
+        Err(failure) => TreeItem::Failed(failure),
+    };
+    // A host that is gone needs no end.
+    let _ = say(stream, &last);
+}
+
+/// Walks with a list of its own: a tree may be deeper than a stack.
+fn send_all(stream: &File, root: &Path) -> Result<(), FileFailure> {
+    let mut left = vec![PathBuf::new()];
+    while let Some(inner) = left.pop() {
+        let path = if inner.as_os_str().is_empty() {
+            root.to_owned()
+        } else {
+            root.join(&inner)
+        };
+        let found = match fs::symlink_metadata(&path) {
+            Ok(found) => metadata::from(&found),
+            // Removed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(failed("read", &path)(error)),
+        };
+        let reading = failed("read", &path);
+        let mut content = None;
+        let node = match found.kind {
+            FileKind::Folder => {
+                for entry in fs::read_dir(&path).map_err(&reading)? {
+                    left.push(inner.join(entry.map_err(&reading)?.file_name()));
+                }
+                TreeNode::Folder
+            }
+            FileKind::Link => TreeNode::Link {
+                target: fs::read_link(&path)
+                    .map_err(&reading)?
+                    .as_os_str()
+                    .as_bytes()
+                    .to_vec(),
+            },
+            FileKind::File => {
+                content = Some(File::open(&path).map_err(&reading)?);
+                TreeNode::File
+            }
+            _ => TreeNode::Special,
+        };
+        let entry = TreeItem::Entry {
+            path: inner.as_os_str().as_bytes().to_vec(),
+            node,
+            mode: found.mode,
+            modified_ns: found.modified_ns,
+        };
+        let gone = |error: io::Error| other(format!("The host takes no more: {error}"));
+        say(stream, &entry).map_err(|error| gone(io::Error::other(error)))?;
+        if let Some(content) = content {
+            read::send_content(stream, &content).map_err(gone)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the tree that the host sends at `root`.
+pub(super) fn receive(mut stream: &File, root: &Path) -> Result<FileDone, FileFailure> {
+    if let Some(folder) = root.parent() {
+        fs::create_dir_all(folder).map_err(failed("written", root))?;
+    }
+    // The times and modes of folders are set once nothing more comes into them.
+    let mut folders = Vec::new();
+    loop {
+        let item: TreeItem = frame::read(&mut stream, MAX_TO_AGENT_BYTES)
+            .map_err(|error| other(format!("The tree broke off: {error}")))?;
+        let (path, node, mode, modified_ns) = match item {
+            TreeItem::Entry {
+                path,
+                node,
+                mode,
+                modified_ns,
+            } => (path, node, mode, modified_ns),
+            TreeItem::End => break,
+            TreeItem::Failed(failure) => return Err(failure),
+        };
+        let path = beneath(root, &path)?;
+        match node {
+            TreeNode::Folder => {
+                super::folder::make(&path)?;
+                folders.push((path, mode, modified_ns));
+            }
+            TreeNode::File => {
+                let file = write::replace(&path, mode, stream)?;
+                file.set_times(FileTimes::new().set_modified(time(modified_ns)))
+                    .map_err(failed("given its time", &path))?;
+            }
+            TreeNode::Link { target } => {
+                let _ = fs::remove_file(&path);
+                std::os::unix::fs::symlink(OsStr::from_bytes(&target), &path)
+                    .map_err(failed("made", &path))?;
+            }
+            TreeNode::Special => {
+                return Err(wrong_kind(format!(
+                    "{:?} would be a device, a pipe or a socket",
+                    path.display()
+                )));
+            }
+        }
+    }
+    for (path, mode, modified_ns) in folders.into_iter().rev() {
+        File::open(&path)
+            .and_then(|folder| {
+                folder.set_times(FileTimes::new().set_modified(time(modified_ns)))?;
+                folder.set_permissions(Permissions::from_mode(mode & 0o7777))
+            })
+            .map_err(failed("given its mode and time", &path))?;
+    }
+    Ok(at(root))
+}
+
+/// The place of a tree's node: plain names only.
+fn beneath(root: &Path, inner: &[u8]) -> Result<PathBuf, FileFailure> {
+    if inner.is_empty() {
+        return Ok(root.to_owned());
+    }
+    let inner = Path::new(OsStr::from_bytes(inner));
+    let plain = inner
+        .components()
+        .all(|part| matches!(part, Component::Normal(_)));
+    let path = root.join(inner);
+    if plain && path.as_os_str().len() <= MAX_PATH_BYTES {
+        Ok(path)
+    } else {
+        let name = quoted(inner.as_os_str().as_bytes());
+        Err(other(format!("The path {name:?} is no place in the tree")))
+    }
+}
+
+fn time(since_epoch_ns: i64) -> SystemTime {
+    let distance = Duration::from_nanos(since_epoch_ns.unsigned_abs());
+    if since_epoch_ns < 0 {
+        SystemTime::UNIX_EPOCH - distance
+    } else {
+        SystemTime::UNIX_EPOCH + distance
+    }
+}

@@ -1,0 +1,180 @@
+//! Files in the guest: one request is the header of one data stream, which then carries the answer and the content.
+//!
+//! | operation | the host sends | the agent sends |
+//! | --- | --- | --- |
+//! | [`FileOperation::Write`] | content ([`crate::content`]) | [`FileAnswer`] |
+//! | [`FileOperation::Read`] | | [`FileAnswer`]; after [`FileDone::Metadata`], content |
+//! | [`FileOperation::List`] | | [`FileAnswer`]; then [`FolderItem`] frames up to [`FolderItem::End`] |
+//! | [`FileOperation::ReadTree`] | | [`FileAnswer`]; then [`TreeItem`] frames up to [`TreeItem::End`], content behind each file's |
+//! | [`FileOperation::WriteTree`] | [`TreeItem`] frames, likewise | [`FileAnswer`] |
+//! | the others | | [`FileAnswer`] |
+//!
+//! The agent may refuse at any time with an answer, and closes the stream then.
+
+use serde::{Deserialize, Serialize};
+
+/// Something to do with a file, as a user of the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRequest {
+    /// Where; relative to the user's home.
+    pub path: Vec<u8>,
+    /// Who does it, as in [`crate::message::Spawn::user`].
+    pub user: Option<String>,
+    /// What.
+    pub operation: FileOperation,
+}
+
+/// What to do with it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum FileOperation {
+    /// Make it, or replace it atomically. Missing folders on the way are made, and are the user's.
+    Write {
+        /// Permission bits, `0o7777` at most.
+        mode: u32,
+    },
+    /// Read a regular file.
+    Read,
+    /// What it is; a symbolic link is not followed.
+    Metadata,
+    /// What is in a folder, in no order.
+    List,
+    /// Make a folder and those on the way, unless it is there.
+    MakeFolder,
+    /// Give it another place, atomically, in place of a file that is there.
+    Rename {
+        /// Where; relative to the user's home.
+        to: Vec<u8>,
+    },
+    /// Remove it, and what is in it if it is a folder. Links are not followed.
+    Remove,
+    /// Read a file, or a folder with all that is in it.
+    ReadTree,
+    /// Make a file, or a folder with all that is in it. What is there is replaced where it is no folder.
+    WriteTree,
+}
+
+/// How a [`FileRequest`] ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileAnswer {
+    /// Where it failed, nothing is left of a file that was to be written, or what was there before.
+    pub result: Result<FileDone, FileFailure>,
+}
+
+/// What was done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum FileDone {
+    /// Written, made, listed, renamed, removed; this is the absolute path.
+    At(Vec<u8>),
+    /// It is this.
+    Metadata(FileMetadata),
+}
+
+/// Why it was not done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileFailure {
+    /// What kind of failure.
+    pub kind: FileFailureKind,
+    /// A sentence for the user.
+    pub message: String,
+}
+
+/// Kinds that a program may want to tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum FileFailureKind {
+    /// Nothing is there.
+    NotFound,
+    /// The user may not.
+    PermissionDenied,
+    /// There is no room for it.
+    NoSpace,
+    /// It is not what the operation is for: a folder, a device.
+    WrongKind,
+    /// Anything else.
+    Other,
+}
+
+/// What a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileMetadata {
+    /// Its kind.
+    pub kind: FileKind,
+    /// Bytes in it.
+    pub bytes: u64,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Last change of the content, in nanoseconds since the Unix epoch.
+    pub modified_ns: i64,
+}
+
+/// Kinds of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// A symbolic link.
+    Link,
+    /// A device, a pipe, a socket.
+    Special,
+}
+
+/// One step through a folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FolderItem {
+    /// Something in it.
+    Entry {
+        /// Its name: no slash, no zero.
+        name: Vec<u8>,
+        /// What it is.
+        metadata: FileMetadata,
+    },
+    /// All was said.
+    End,
+    /// Reading the folder failed on the way.
+    Failed(FileFailure),
+}
+
+/// One step through a tree: a folder comes before what is in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TreeItem {
+    /// A folder or a file. A file's content follows, as [`crate::content`] puts it.
+    Entry {
+        /// Names from the tree's root on, joined by slashes; empty for the root itself.
+        path: Vec<u8>,
+        /// What it is.
+        node: TreeNode,
+        /// Permission bits.
+        mode: u32,
+        /// Last change of the content, in nanoseconds since the Unix epoch.
+        modified_ns: i64,
+    },
+    /// All was said.
+    End,
+    /// Reading failed on the way.
+    Failed(FileFailure),
+}
+
+/// What a tree is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TreeNode {
+    /// A folder.
+    Folder,
+    /// A regular file.
+    File,
+    /// A symbolic link.
+    Link {
+        /// Where it points.
+        target: Vec<u8>,
+    },
+    /// A device, a pipe, a socket: told so that it can be reported; nothing follows.
+    Special,
+}

@@ -1,0 +1,344 @@
+//! Files, against an agent that was taken over: what it says may reach nothing on the host.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use protocol::content::{self, ContentReader};
+use protocol::file::{
+    FileAnswer, FileDone, FileFailure, FileFailureKind, FileKind, FileMetadata, FileOperation,
+    FolderItem, TreeItem, TreeNode,
+};
+
+use super::*;
+use crate::CopyLimits;
+use crate::error::FileError;
+
+/// Runs `ask`, and has the guest read the request and do `lie`.
+fn with_guest<T: Send>(
+    ask: impl FnOnce(&Sandbox) -> T + Send,
+    lie: impl FnOnce(&mut UnixStream, StreamHeader),
+) -> T {
+    let (sandbox, peer, _agent) = ready_sandbox(None);
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| ask(&sandbox));
+        let (mut stream, header) = peer.accept();
+        lie(&mut stream, header);
+        drop(stream);
+        asking.join().unwrap()
+    })
+}
+
+fn answer(stream: &mut UnixStream, result: Result<FileDone, FileFailure>) {
+    frame::write(stream, &FileAnswer { result }, MAX_FROM_AGENT_BYTES).unwrap();
+}
+
+fn tell<T: serde::Serialize>(stream: &mut UnixStream, message: &T) {
+    // A host that has heard enough is gone.
+    let _ = frame::write(stream, message, MAX_FROM_AGENT_BYTES);
+}
+
+fn tell_content(stream: &mut UnixStream, bytes: &[u8]) {
+    for piece in bytes.chunks(content::MAX_PIECE_BYTES).chain([&[][..]]) {
+        let _ = stream.write_all(&content::header(piece.len()));
+        let _ = stream.write_all(piece);
+    }
+}
+
+fn entry(path: &[u8], node: TreeNode, mode: u32) -> TreeItem {
+    TreeItem::Entry {
+        path: path.to_vec(),
+        node,
+        mode,
+        modified_ns: 1_500_000_000_500_000_000,
+    }
+}
+
+/// Copies out to `to` what the guest sends after its answer.
+fn copy_out(
+    to: &Path,
+    limits: CopyLimits,
+    send: impl FnOnce(&mut UnixStream),
+) -> Result<crate::CopiedOut, FileError> {
+    with_guest(
+        |sandbox| sandbox.files().copy_out("x", to, limits),
+        |stream, _| {
+            answer(stream, Ok(FileDone::At(b"/x".to_vec())));
+            send(stream);
+        },
+    )
+}
+
+#[test]
+fn a_file_is_streamed_and_its_place_comes_back() {
+    let content = vec![b'f'; 3 << 20];
+    let mut received = Vec::new();
+    let mut asked = None;
+
+    let written = with_guest(
+        |sandbox| sandbox.files().mode(0o640).write("a/b", content.as_slice()),
+        |stream, header| {
+            ContentReader::new(&mut *stream)
+                .read_to_end(&mut received)
+                .unwrap();
+            answer(stream, Ok(FileDone::At(b"/home/u/a/b".to_vec())));
+            asked = Some(header.kind);
+        },
+    );
+
+    let Some(StreamKind::File(request)) = asked else {
+        panic!("{asked:?}");
+    };
+    assert_eq!(request.path, b"a/b");
+    assert_eq!(request.operation, FileOperation::Write { mode: 0o640 });
+    assert_eq!(received.len(), 3 << 20);
+    assert_eq!(written.unwrap(), Path::new("/home/u/a/b"));
+}
+
+#[test]
+fn a_file_that_the_guest_refuses_early_says_why() {
+    let error = with_guest(
+        |sandbox| sandbox.write("a", std::io::repeat(0)).unwrap_err(),
+        |stream, _| {
+            // Its unread content is thrown away: what the host sends after that breaks.
+            let failure = FileFailure {
+                kind: FileFailureKind::NoSpace,
+                message: "No space\u{1b}[31m left".to_owned(),
+            };
+            answer(stream, Err(failure));
+            stream.shutdown(std::net::Shutdown::Both).unwrap();
+        },
+    );
+
+    assert!(
+        matches!(&error, FileError::NoSpace(what) if what == "No space [31m left"),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn a_file_on_its_way_when_the_machine_goes_is_told_so() {
+    let (sandbox, peer, _agent) = ready_sandbox(None);
+
+    let error = std::thread::scope(|scope| {
+        let writing = scope.spawn(|| sandbox.write("a", std::io::repeat(0)));
+        let (stream, _) = peer.accept();
+        peer.end(EndReason::TripleFault, b"");
+        drop(stream);
+        writing.join().unwrap().unwrap_err()
+    });
+
+    assert!(matches!(error, FileError::MachineCrashed(_)), "{error:?}");
+}
+
+#[test]
+fn half_a_file_is_never_taken_for_a_whole_one() {
+    let metadata = FileMetadata {
+        kind: FileKind::File,
+        bytes: 8,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        modified_ns: 0,
+    };
+
+    let read = with_guest(
+        |sandbox| sandbox.read("a"),
+        |stream, _| {
+            answer(stream, Ok(FileDone::Metadata(metadata)));
+            stream.write_all(&content::header(8)).unwrap();
+            stream.write_all(b"half").unwrap();
+        },
+    );
+
+    assert!(matches!(read, Err(FileError::Stream(_))), "{read:?}");
+}
+
+#[test]
+fn a_folder_with_names_that_lead_elsewhere_is_refused() {
+    for name in [&b".."[..], b"a/b", b""] {
+        let metadata = FileMetadata {
+            kind: FileKind::File,
+            bytes: 0,
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            modified_ns: i64::MIN,
+        };
+        let listed = with_guest(
+            |sandbox| sandbox.list("/"),
+            |stream, _| {
+                answer(stream, Ok(FileDone::At(b"/".to_vec())));
+                let name = name.to_vec();
+                tell(stream, &FolderItem::Entry { name, metadata });
+                tell(stream, &FolderItem::End);
+            },
+        );
+        assert!(matches!(listed, Err(FileError::Guest(_))), "{listed:?}");
+    }
+}
+
+#[test]
+fn a_tree_is_copied_with_modes_and_times_and_without_the_dangerous_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("copy");
+
+    let copied = copy_out(&to, CopyLimits::default(), |stream| {
+        tell(stream, &entry(b"", TreeNode::Folder, 0o755));
+        tell(stream, &entry(b"sub", TreeNode::Folder, 0o500));
+        tell(stream, &entry(b"sub/tool", TreeNode::File, 0o6755));
+        tell_content(stream, &[9; 100_000]);
+        let target = b"/etc/passwd".to_vec();
+        tell(stream, &entry(b"link", TreeNode::Link { target }, 0o777));
+        tell(stream, &entry(b"device", TreeNode::Special, 0o666));
+        tell(stream, &TreeItem::End);
+    })
+    .unwrap();
+
+    assert_eq!(
+        (copied.files, copied.folders, copied.bytes),
+        (1, 2, 100_000)
+    );
+    assert_eq!(copied.left_out, [Path::new("link"), Path::new("device")]);
+    let tool = std::fs::metadata(to.join("sub/tool")).unwrap();
+    assert_eq!(tool.permissions().mode() & 0o7777, 0o755);
+    assert_eq!((tool.len(), tool.mtime()), (100_000, 1_500_000_000));
+    let sub = std::fs::metadata(to.join("sub")).unwrap();
+    assert_eq!(sub.permissions().mode() & 0o7777, 0o500);
+    assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1);
+    std::fs::set_permissions(to.join("sub"), std::fs::Permissions::from_mode(0o700)).unwrap();
+}
+
+#[test]
+fn nothing_is_made_outside_the_target() {
+    let hostile: [&[u8]; 6] = [
+        b"..",
+        b"../out",
+        b"/out",
+        b"a/../../out",
+        b"./out",
+        b"sub//out",
+    ];
+    for path in hostile {
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("copy");
+        for node in [TreeNode::File, TreeNode::Folder] {
+            let error = copy_out(&to, CopyLimits::default(), |stream| {
+                tell(stream, &entry(b"", TreeNode::Folder, 0o755));
+                tell(stream, &entry(b"sub", TreeNode::Folder, 0o755));
+                tell(stream, &entry(path, node, 0o755));
+                tell_content(stream, b"out");
+                tell(stream, &TreeItem::End);
+            })
+            .unwrap_err();
+            assert!(matches!(error, FileError::Guest(_)), "{error:?}");
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn a_link_on_the_way_is_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (to, outside) = (folder.path().join("copy"), folder.path().join("outside"));
+    std::fs::create_dir(&outside).unwrap();
+    std::fs::create_dir(&to).unwrap();
+    // Somebody on the host, or a copy before, has left links.
+    symlink(&outside, to.join("sub")).unwrap();
+    std::fs::write(outside.join("kept"), "kept").unwrap();
+    symlink(outside.join("kept"), to.join("file")).unwrap();
+
+    let through = copy_out(&to, CopyLimits::default(), |stream| {
+        tell(stream, &entry(b"", TreeNode::Folder, 0o755));
+        tell(stream, &entry(b"sub/file", TreeNode::File, 0o644));
+        tell_content(stream, b"new");
+        tell(stream, &TreeItem::End);
+    });
+    let as_folder = copy_out(&to, CopyLimits::default(), |stream| {
+        tell(stream, &entry(b"", TreeNode::Folder, 0o755));
+        tell(stream, &entry(b"sub", TreeNode::Folder, 0o755));
+        tell(stream, &TreeItem::End);
+    });
+    copy_out(&to, CopyLimits::default(), |stream| {
+        tell(stream, &entry(b"", TreeNode::Folder, 0o755));
+        tell(stream, &entry(b"file", TreeNode::File, 0o644));
+        tell_content(stream, b"new");
+        tell(stream, &TreeItem::End);
+    })
+    .unwrap();
+
+    assert!(
+        matches!(through, Err(FileError::Host { .. })),
+        "{through:?}"
+    );
+    assert!(
+        matches!(as_folder, Err(FileError::Host { .. })),
+        "{as_folder:?}"
+    );
+    assert_eq!(std::fs::read(outside.join("kept")).unwrap(), b"kept");
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1);
+    assert!(
+        std::fs::symlink_metadata(to.join("file"))
+            .unwrap()
+            .is_file()
+    );
+}
+
+#[test]
+fn the_caps_hold_and_half_a_file_is_not_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("copy");
+
+    let bytes = copy_out(&to, CopyLimits::default().bytes(1000), |stream| {
+        tell(stream, &entry(b"", TreeNode::Folder, 0o755));
+        tell(stream, &entry(b"a", TreeNode::File, 0o644));
+        tell_content(stream, &[0; 999]);
+        tell(stream, &entry(b"b", TreeNode::File, 0o644));
+        tell_content(stream, &[0; 2]);
+        tell(stream, &TreeItem::End);
+    });
+    let entries = copy_out(&to, CopyLimits::default().entries(3), |stream| {
+        tell(stream, &entry(b"", TreeNode::Folder, 0o755));
+        for _ in 0..3 {
+            tell(stream, &entry(b"link", TreeNode::Special, 0));
+        }
+        tell(stream, &TreeItem::End);
+    });
+
+    assert!(
+        matches!(bytes, Err(FileError::TooLarge { .. })),
+        "{bytes:?}"
+    );
+    assert!(
+        matches!(entries, Err(FileError::TooLarge { .. })),
+        "{entries:?}"
+    );
+    let left: Vec<_> = std::fs::read_dir(&to)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(left, ["a"]);
+}
+
+#[test]
+fn a_tree_without_a_root_or_with_two_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for items in [
+        vec![],
+        vec![entry(b"a", TreeNode::Folder, 0o755)],
+        vec![
+            entry(b"", TreeNode::Folder, 0o755),
+            entry(b"", TreeNode::Folder, 0o755),
+        ],
+    ] {
+        let copied = copy_out(
+            &folder.path().join("copy"),
+            CopyLimits::default(),
+            |stream| {
+                for item in &items {
+                    tell(stream, item);
+                }
+                tell(stream, &TreeItem::End);
+            },
+        );
+        assert!(matches!(copied, Err(FileError::Guest(_))), "{copied:?}");
+    }
+}
