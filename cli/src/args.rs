@@ -4,10 +4,12 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use sandvmm::cell::Part;
 
 use crate::quantity::{QuantityError, parse_memory_mib, parse_timeout};
+use crate::run::Copy;
 
 /// Runs `bench boot` makes unless told otherwise.
 const DEFAULT_BOOTS: u32 = 20;
@@ -156,6 +158,13 @@ pub(crate) struct RunArgs {
     /// Who runs it, by name or number [default: an unprivileged user]
     #[arg(short = 'u', long = "user", value_name = "USER[:GROUP]")]
     pub(crate) user: Option<String>,
+    /// Copy a file or folder into the guest before the program starts: the copy gets GUEST as its path; may be repeated
+    #[arg(long, value_name = "HOST:GUEST", value_parser = copy_parser())]
+    pub(crate) upload: Vec<Copy>,
+    /// Copy a file or folder out of the guest when the program has ended: the copy gets HOST as its path. Links,
+    /// devices, pipes and sockets stay there; may be repeated
+    #[arg(long, value_name = "GUEST:HOST", value_parser = copy_parser())]
+    pub(crate) download: Vec<Copy>,
     /// Give it standard input; it is empty otherwise
     #[arg(short = 'i', long = "interactive")]
     pub(crate) interactive: bool,
@@ -174,6 +183,10 @@ pub(crate) struct RunArgs {
     /// The machine.
     #[command(flatten)]
     pub(crate) machine: MachineArgs,
+}
+
+fn copy_parser() -> impl TypedValueParser<Value = Copy> {
+    OsStringValueParser::new().try_map(|word| Copy::parse(&word))
 }
 
 /// A time-out; `None` is none at all.

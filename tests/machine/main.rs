@@ -14,6 +14,7 @@ mod crash;
 mod doctor;
 mod environment;
 mod exit_status;
+mod files;
 mod input;
 mod json;
 mod language;

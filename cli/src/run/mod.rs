@@ -4,6 +4,7 @@
 //! a signal is answered at once, whatever the run is waiting for.
 
 mod console;
+mod copies;
 mod input;
 mod plan;
 mod relay;
@@ -13,6 +14,7 @@ mod signals;
 mod stream;
 mod verdict;
 
+pub(crate) use copies::Copy;
 pub(crate) use report::Timeline;
 
 use std::ffi::OsString;

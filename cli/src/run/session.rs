@@ -9,14 +9,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use sandvmm::cell::Cell;
-use sandvmm::{Child, Command, Completion, Outcome, Sandbox, Stdio, Usage};
+use sandvmm::{Child, Command, Completion, Files, Outcome, Sandbox, Stdio, Usage};
 
 use super::input::Input;
 use super::plan::{PYTHON, Plan, Target};
 use super::relay::{Relay, Relayed};
 use super::report::Report;
 use super::verdict::{FAILED, Failure, Limits, Verdict};
-use super::{announce, console, signals};
+use super::{announce, console, copies, signals};
 use crate::args::RunArgs;
 use crate::{cell, machine, notice, terminal};
 
@@ -218,14 +218,14 @@ impl Session {
             for missing in &cell.missing {
                 notice::say(&format!("The cell has no {missing}"));
             }
-        } else if let (Some(warning), false) =
-            (cell::warning(cell), self.args.quiet || self.args.json)
-        {
+        } else if let (Some(warning), false) = (cell::warning(cell), self.is_silent()) {
             notice::say(&warning);
         }
     }
 
     fn execute(&self, sandbox: &Sandbox, deadline: Option<Instant>) -> Result<Told, Verdict> {
+        copies::upload(&self.files(sandbox), &self.args.upload, self.is_silent())
+            .map_err(|error| Verdict::file(&error, self.limits()))?;
         let (words, input) = self.words(sandbox)?;
         let mut command = self.command(sandbox, &words, input.is_some())?;
         if self.args.tty {
@@ -252,6 +252,12 @@ impl Session {
         } else if verdict.is_programs_own() && deadline.is_some_and(|at| Instant::now() >= at) {
             // The machine was ended while its output was still being written: some may be lost.
             verdict = Verdict::timed_out(self.limits().timeout);
+        }
+        if verdict.is_programs_own()
+            && let Err(error) =
+                copies::download(&self.files(sandbox), &self.args.download, self.is_silent())
+        {
+            verdict = Verdict::file(&error, self.limits());
         }
         Ok(Told {
             verdict: Some(verdict),
@@ -296,12 +302,23 @@ impl Session {
         }
     }
 
-    fn put(&self, sandbox: &Sandbox, name: &Path, script: impl Read) -> Result<PathBuf, Verdict> {
-        let mut files = sandbox.files().mode(SCRIPT_MODE);
-        if let Some(user) = &self.args.user {
-            files = files.user(user);
+    /// The guest's files as the program's user sees them.
+    fn files<'a>(&self, sandbox: &'a Sandbox) -> Files<'a> {
+        let files = sandbox.files();
+        match &self.args.user {
+            Some(user) => files.user(user),
+            None => files,
         }
-        files
+    }
+
+    /// Whether nothing but the program's output and the end is told.
+    fn is_silent(&self) -> bool {
+        self.args.quiet || self.args.json
+    }
+
+    fn put(&self, sandbox: &Sandbox, name: &Path, script: impl Read) -> Result<PathBuf, Verdict> {
+        self.files(sandbox)
+            .mode(SCRIPT_MODE)
             .write(name, script)
             .map_err(|error| Verdict::file(&error, self.limits()))
     }
