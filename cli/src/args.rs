@@ -52,9 +52,24 @@ pub(crate) enum Task {
     Run(Box<RunArgs>),
     /// Say whether this machine can run virtual machines, what is missing, and what to do
     Doctor(DoctorArgs),
+    /// Show and remove the disks that outlive a run (`run --workspace NAME`)
+    #[command(subcommand)]
+    Workspace(WorkspaceTask),
     /// Measure
     #[command(subcommand)]
     Bench(Bench),
+}
+
+/// What to do with workspaces.
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorkspaceTask {
+    /// Show all: name, bytes on this disk, most bytes, and whether a run has it
+    List,
+    /// Remove one with all that is in it
+    Rm {
+        /// Its name
+        name: String,
+    },
 }
 
 /// What to measure.
@@ -165,6 +180,13 @@ pub(crate) struct RunArgs {
     /// devices, pipes and sockets stay there; may be repeated
     #[arg(long, value_name = "GUEST:HOST", value_parser = copy_parser())]
     pub(crate) download: Vec<Copy>,
+    /// Keep all that is written in the workspace NAME, which is made if there is none; the next run with it finds
+    /// everything again
+    #[arg(long, value_name = "NAME")]
+    pub(crate) workspace: Option<String>,
+    /// How much a workspace that is made can hold
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_memory_mib, requires = "workspace")]
+    pub(crate) workspace_size: u32,
     /// Give it standard input; it is empty otherwise
     #[arg(short = 'i', long = "interactive")]
     pub(crate) interactive: bool,

@@ -13,6 +13,7 @@ mod output;
 mod quantity;
 mod run;
 mod terminal;
+mod workspace;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
     let line: Vec<OsString> = std::env::args_os().collect();
     let code = match Cli::parse_from(&line).task {
         Task::Run(args) => run::run(&args, &line, called_at),
+        Task::Workspace(task) => workspace::workspace(&task),
         Task::Doctor(args) => doctor::doctor(&args),
         Task::Bench(Bench::Boot(args)) => bench::boot(&args),
     };

@@ -12,10 +12,11 @@ use guest_agent::control::{Control, ControlError};
 use guest_agent::limits::{MAX_HEADER_BYTES, RELAY_BYTES};
 use guest_agent::streams::Pending;
 use protocol::content::{self, ContentReader, MAX_PIECE_BYTES};
+use protocol::file::{FileAnswer, FileDone, FileOperation, FileRequest, FolderItem, TreeItem};
 use protocol::frame::{self, Decoder, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{
-    Configure, ExitStatus, Exited, FileWritten, FromAgent, Hello, Restored, Resume, Spawn,
-    SpawnFailure, Stdio, StreamHeader, StreamKind, TerminalSize, ToAgent, WriteFile,
+    Configure, ExitStatus, Exited, FromAgent, Hello, Restored, Resume, Spawn, SpawnFailure, Stdio,
+    StreamHeader, StreamKind, TerminalSize, ToAgent,
 };
 
 use crate::input::Input;
@@ -37,7 +38,9 @@ pub fn run(data: &[u8]) {
         3 => decode::<ToAgent>(bytes, cut, MAX_TO_AGENT_BYTES),
         _ => {
             decode::<FromAgent>(bytes, cut, MAX_FROM_AGENT_BYTES);
-            decode::<FileWritten>(bytes, cut, MAX_FROM_AGENT_BYTES);
+            decode::<FileAnswer>(bytes, cut, MAX_FROM_AGENT_BYTES);
+            decode::<FolderItem>(bytes, cut, MAX_FROM_AGENT_BYTES);
+            decode::<TreeItem>(bytes, cut, MAX_FROM_AGENT_BYTES);
         }
     }
 }
@@ -224,10 +227,10 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let file = StreamHeader {
         command_id: 0,
-        kind: StreamKind::WriteFile(WriteFile {
+        kind: StreamKind::File(FileRequest {
             path: b"a/b".to_vec(),
-            mode: 0o644,
             user: None,
+            operation: FileOperation::Write { mode: 0o644 },
         }),
     };
     let stdin = StreamHeader {
@@ -253,8 +256,8 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
             begin(
                 4,
                 4,
-                &frames(&[FileWritten {
-                    result: Ok(b"/a".to_vec()),
+                &frames(&[FileAnswer {
+                    result: Ok(FileDone::At(b"/a".to_vec())),
                 }]),
             ),
         ),

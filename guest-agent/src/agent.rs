@@ -56,6 +56,8 @@ pub struct Setup {
     pub configure: fn(&Configure) -> Result<(), IdentityError>,
     /// Takes over what is new in a restored machine.
     pub renew: fn(&Resume) -> Result<(), IdentityError>,
+    /// Makes durable what a command wrote; called when it has ended, before the host is told.
+    pub settle: fn(),
     /// Dials another control stream, once the first is closed.
     pub redial: fn() -> io::Result<OwnedFd>,
 }
@@ -89,6 +91,7 @@ pub struct Agent {
     warm: Option<Warm>,
     configure: fn(&Configure) -> Result<(), IdentityError>,
     renew: fn(&Resume) -> Result<(), IdentityError>,
+    settle: fn(),
     redial: fn() -> io::Result<OwnedFd>,
     configured: bool,
     standstill: Standstill,
@@ -124,6 +127,7 @@ impl Agent {
             warm: None,
             configure: setup.configure,
             renew: setup.renew,
+            settle: setup.settle,
             redial: setup.redial,
             configured: false,
             standstill: Standstill::default(),

@@ -59,6 +59,7 @@ fn serve(init_started_ns: u64) -> Result<std::convert::Infallible, String> {
         warm_folder: WARM_FOLDER.into(),
         configure: identity::apply,
         renew: renew::apply,
+        settle: root::settle,
         redial: control::dial,
     };
     let mut agent =

@@ -15,9 +15,11 @@ use crate::limits::{DISK_TRIES, DISK_WAIT};
 
 /// The disk with the root image.
 const ROOT_DISK: &str = "/dev/vda";
+/// The disk with a workspace, if there is one: an ext4 file system that outlives the machine.
+const WORKSPACE_DISK: &str = "/dev/vdb";
 /// Where the image is mounted before it is part of the overlay; in the initramfs.
 const LOWER: &str = "/lower";
-/// The memory that holds the writable layer; in the initramfs.
+/// The memory, or the workspace, that holds the writable layer; in the initramfs.
 const WRITABLE: &str = "/writable";
 /// Where the overlay is mounted before it becomes the root; in the initramfs.
 const NEW_ROOT: &str = "/newroot";
@@ -143,14 +145,7 @@ pub fn enter() -> Result<(), RootError> {
         format: format.name(),
         source: errno.into(),
     })?;
-    mount(
-        "tmpfs",
-        WRITABLE,
-        "tmpfs",
-        MountFlags::empty(),
-        c"size=50%,mode=755",
-    )
-    .map_err(step("mount the writable layer"))?;
+    mount_writable()?;
     folder("/writable/upper")?;
     folder("/writable/work")?;
     mount(
@@ -174,6 +169,43 @@ pub fn enter() -> Result<(), RootError> {
     mount_move(".", "/").map_err(step("move the new root"))?;
     rustix::process::chroot(".").map_err(step("change the root"))?;
     rustix::process::chdir("/").map_err(step("enter the new root"))
+}
+
+/// What is written goes into memory, or stays in the workspace.
+fn mount_writable() -> Result<(), RootError> {
+    if !has_workspace() {
+        return mount(
+            "tmpfs",
+            WRITABLE,
+            "tmpfs",
+            MountFlags::empty(),
+            c"size=50%,mode=755",
+        )
+        .map_err(step("mount the writable layer"));
+    }
+    mount(
+        WORKSPACE_DISK,
+        WRITABLE,
+        "ext4",
+        MountFlags::NODEV | MountFlags::NOATIME,
+        // What is removed takes no room on the host.
+        c"discard",
+    )
+    .map_err(step("mount the workspace"))
+}
+
+fn has_workspace() -> bool {
+    std::path::Path::new(WORKSPACE_DISK).exists()
+}
+
+/// Brings what was written to the workspace's disk: the machine may be killed at any time after a command's end.
+pub fn settle() {
+    if has_workspace()
+        && let Ok(root) = File::open("/")
+    {
+        // A disk that fails has failed the programs that wrote to it.
+        let _ = rustix::fs::syncfs(root);
+    }
 }
 
 /// Mounts everything else below the new root.

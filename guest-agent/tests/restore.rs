@@ -69,6 +69,7 @@ impl Host {
                 RENEWED.lock().unwrap().push((state, resume.clone()));
                 Ok(())
             },
+            settle: || {},
             redial,
         };
         thread::spawn(move || Agent::new(setup).unwrap().run());

@@ -21,6 +21,7 @@ use crate::program;
 use crate::sandbox::Sandbox;
 use crate::shared::Shared;
 use crate::supervisor::{self, Plan, random_bytes};
+use crate::workspace::Workspace;
 
 /// Longest host name in bytes (Linux's `__NEW_UTS_LEN`).
 const MAX_HOSTNAME_BYTES: usize = 64;
@@ -35,6 +36,9 @@ const MAX_CONSOLE_BYTES: u64 = 1 << 30;
 
 /// The root image's name, as the guest reads it from the disk.
 const ROOT_SERIAL: &str = "root";
+
+/// The workspace's, likewise.
+const WORKSPACE_SERIAL: &str = "workspace";
 
 /// The guest's host name where none was chosen; a fork's gets a suffix.
 pub(crate) const DEFAULT_HOSTNAME: &str = "sandvmm";
@@ -54,6 +58,7 @@ pub struct SandboxBuilder {
     called_at: Option<Instant>,
     leave_out: jailer::Parts,
     require_cgroup: bool,
+    workspace: Option<Workspace>,
 }
 
 impl SandboxBuilder {
@@ -71,6 +76,7 @@ impl SandboxBuilder {
             called_at: None,
             leave_out: jailer::Parts::default(),
             require_cgroup: false,
+            workspace: None,
         }
     }
 
@@ -94,6 +100,14 @@ impl SandboxBuilder {
     #[must_use]
     pub fn rootfs(mut self, path: impl Into<PathBuf>) -> Self {
         self.rootfs = Some(path.into());
+        self
+    }
+
+    /// The disk on which everything stays that the guest writes. Default: none; it is kept in the guest's memory and gone with
+    /// it.
+    #[must_use]
+    pub fn workspace(mut self, workspace: Workspace) -> Self {
+        self.workspace = Some(workspace);
         self
     }
 
@@ -206,8 +220,27 @@ impl SandboxBuilder {
         let has_console = self.console.is_some();
         descriptors.extend(self.console.map(OwnedFd::from));
         let root = file::open(Role::Disk, &images.rootfs)?;
-        let device = jailer::BlockDevice::below(root.as_fd());
+        let mut devices: Vec<_> = jailer::BlockDevice::below(root.as_fd())
+            .into_iter()
+            .collect();
         descriptors.push(root);
+        let mut disks = vec![DiskConfig {
+            read_only: true,
+            serial: ROOT_SERIAL.to_owned(),
+        }];
+        // The root image is read-only.
+        let mut max_file_bytes = if has_console { MAX_CONSOLE_BYTES } else { 0 };
+        if let Some(workspace) = self.workspace {
+            max_file_bytes = max_file_bytes.max(workspace.quota_bytes());
+            let disk = OwnedFd::from(workspace.into_file());
+            let device = jailer::BlockDevice::below(disk.as_fd());
+            devices.extend(device.filter(|device| !devices.contains(device)));
+            descriptors.push(disk);
+            disks.push(DiskConfig {
+                read_only: false,
+                serial: WORKSPACE_SERIAL.to_owned(),
+            });
+        }
         let rng_seed = random_bytes().map_err(|source| StartError::System {
             action: "Reading the system's randomness",
             source,
@@ -225,20 +258,16 @@ impl SandboxBuilder {
             rng_seed,
             has_initramfs: true,
             has_console,
-            disks: vec![DiskConfig {
-                read_only: true,
-                serial: ROOT_SERIAL.to_owned(),
-            }],
+            disks,
         };
         let cell = jailer::Options {
             leave_out: self.leave_out,
             require_cgroup: self.require_cgroup,
-            devices: device.into_iter().collect(),
+            devices,
             ..jailer::Options::new(jailer::Bounds {
                 memory_mib: self.memory_mib,
                 vcpus: self.cpus,
-                // The root image is read-only.
-                max_file_bytes: if has_console { MAX_CONSOLE_BYTES } else { 0 },
+                max_file_bytes,
             })
         };
         Ok(Plan {

@@ -56,7 +56,7 @@ impl Images {
 
     /// Where the images are or should be, whether they are there or not.
     pub(crate) fn in_data_folder() -> Result<Self, ImagesError> {
-        let folder = data_folder(|name| env::var_os(name).map(PathBuf::from))?;
+        let folder = data_folder()?;
         Ok(Self {
             kernel: folder.join("vmlinux"),
             initrd: folder.join("initramfs.cpio"),
@@ -65,9 +65,14 @@ impl Images {
     }
 }
 
+/// The data folder.
+pub(crate) fn data_folder() -> Result<PathBuf, ImagesError> {
+    folder_by(|name| env::var_os(name).map(PathBuf::from))
+}
+
 /// The data folder, from the variables that name it. Empty ones count as unset, relative XDG ones too (XDG
 /// Base Directory Specification 0.8, "All paths set in these environment variables must be absolute").
-fn data_folder(variable: impl Fn(&str) -> Option<PathBuf>) -> Result<PathBuf, ImagesError> {
+fn folder_by(variable: impl Fn(&str) -> Option<PathBuf>) -> Result<PathBuf, ImagesError> {
     let set = |name: &str| variable(name).filter(|path| !path.as_os_str().is_empty());
     if let Some(folder) = set("SANDVMM_HOME") {
         return Ok(folder);
@@ -85,7 +90,7 @@ mod tests {
     use super::*;
 
     fn folder(variables: &[(&str, &str)]) -> Result<PathBuf, ImagesError> {
-        data_folder(|name| {
+        folder_by(|name| {
             variables
                 .iter()
                 .find(|(known, _)| *known == name)

@@ -40,6 +40,7 @@ mod state;
 mod stream;
 mod supervisor;
 mod text;
+mod workspace;
 
 pub use builder::SandboxBuilder;
 pub use child::Child;
@@ -57,6 +58,9 @@ pub use init::init;
 pub use outcome::{Completion, Ended, ExitStatus, Outcome, Usage};
 pub use sandbox::Sandbox;
 pub use stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
+pub use workspace::{
+    DEFAULT_QUOTA_MIB, MAX_QUOTA_MIB, MIN_QUOTA_MIB, Workspace, WorkspaceError, WorkspaceInfo,
+};
 
 /// The supervisor against a machine and an agent that say anything: for the project's fuzz targets, and no part of the library.
 #[cfg(feature = "fuzzing")]

@@ -45,7 +45,9 @@ try:
         count += 1
 except OSError as error:
     print(error.errno, count > 50)";
-    let ran = run(["--timeout", "200s", "-c", program]).done().expect(0);
+    let ran = run(["--memory", "96M", "--timeout", "120s", "-c", program])
+        .done()
+        .expect(0);
     assert_eq!(ran.text(), "11 True\n");
 }
 

@@ -24,3 +24,4 @@ mod output;
 mod programs;
 mod soak;
 mod terminal;
+mod workspace;

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use sandvmm::cell::Cell;
-use sandvmm::{Child, Command, Completion, Files, Outcome, Sandbox, Stdio, Usage};
+use sandvmm::{Child, Command, Completion, Files, Outcome, Sandbox, Stdio, Usage, Workspace};
 
 use super::input::Input;
 use super::plan::{PYTHON, Plan, Target};
@@ -198,6 +198,11 @@ impl Session {
             machine::builder(&self.args.machine, self.called_at).timeout(self.args.timeout.0);
         if let Some(console) = console {
             builder = builder.console(console);
+        }
+        if let Some(name) = &self.args.workspace {
+            let workspace = Workspace::open_or_create(name, self.args.workspace_size)
+                .map_err(|error| Verdict::workspace(&error))?;
+            builder = builder.workspace(workspace);
         }
         let sandbox = builder
             .start()

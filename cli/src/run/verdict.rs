@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use sandvmm::{Crash, CrashKind, ExitStatus, FileError, Outcome, SpawnError, StartError};
+use sandvmm::{
+    Crash, CrashKind, ExitStatus, FileError, Outcome, SpawnError, StartError, WorkspaceError,
+};
 use serde::Serialize;
 use signal_hook::low_level::signal_name;
 
@@ -223,6 +225,16 @@ impl Verdict {
                 ..Self::ended(TIMED_OUT, Reason::Timeout)
             },
             _ => failed(Failure::Start),
+        }
+    }
+
+    /// The workspace can't be had.
+    pub(crate) fn workspace(error: &WorkspaceError) -> Self {
+        match error {
+            WorkspaceError::Name { .. } | WorkspaceError::Quota { .. } => {
+                Self::failed(USAGE, Failure::Usage, sentence(error))
+            }
+            _ => Self::failed(FAILED, Failure::Start, sentence(error)),
         }
     }
 

@@ -306,6 +306,7 @@ impl Agent {
     ) -> Result<(), AgentError> {
         let now = Instant::now();
         self.relays.command_ended(id, now);
+        (self.settle)();
         self.control.send(&FromAgent::Exited(Exited {
             command_id: id,
             status,

@@ -171,6 +171,7 @@ impl Host {
             warm_folder: folder.join("warm"),
             configure: |_| Ok(()),
             renew: |_| Ok(()),
+            settle: || {},
             redial: || Err(ErrorKind::Unsupported.into()),
         };
         thread::spawn(move || Agent::new(setup).unwrap().run());

@@ -51,6 +51,11 @@ impl Supervisor {
                     self.agent_has_ended = true;
                 })?,
                 Received::Nothing => return Ok(()),
+                // Linux gives a dial up after two seconds, which the host may have needed to answer it; the agent dials again.
+                Received::Ended if !self.was_greeted() => {
+                    self.agent = None;
+                    return Ok(());
+                }
                 Received::Ended => {
                     self.agent_has_ended = true;
                     let grace_end_ns = now_ns().saturating_add(nanos(AGENT_END_GRACE));
@@ -63,6 +68,11 @@ impl Supervisor {
                 }
             }
         }
+    }
+
+    /// Whether the agent has said a first word on this stream.
+    pub(super) fn was_greeted(&self) -> bool {
+        self.resuming || !matches!(self.shared.lock().phase, Phase::Booting)
     }
 
     fn agent_says(&mut self, message: FromAgent) -> Result<(), Reason> {

@@ -83,8 +83,9 @@ impl Supervisor {
         state.clocks.vcpu_running.get_or_insert(vcpu_running_ns);
     }
 
-    /// Only the agent's control stream is taken, and only once: it comes from a port that the guest's kernel
-    /// gives to a privileged process alone. Anything else is closed by being dropped.
+    /// Only the agent's control stream is taken: it comes from a port that the guest's kernel
+    /// gives to a privileged process alone. Until the agent has greeted, its last dial counts: it dials again when it has given
+    /// one up. Anything else is closed by being dropped.
     fn guest_connected(
         &mut self,
         host_port: u32,
@@ -92,9 +93,8 @@ impl Supervisor {
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), Reason> {
         let is_control = host_port == port::CONTROL && guest_port == port::CONTROL;
-        if let (true, None, Some(stream)) =
-            (is_control, &self.agent, descriptors.into_iter().next())
-        {
+        let is_wanted = is_control && (self.agent.is_none() || !self.was_greeted());
+        if let (true, Some(stream)) = (is_wanted, descriptors.into_iter().next()) {
             self.agent = Some(ControlStream::new(stream).map_err(|source| {
                 Reason::NotStarted(system("Taking the agent's control stream")(source))
             })?);

@@ -225,12 +225,13 @@ fn only_the_agents_own_dial_is_taken_and_only_once() {
         assert_eq!(other.read(&mut byte).unwrap(), 0);
     }
     let mut agent = peer.dial(port::CONTROL, port::CONTROL);
-    let mut second = peer.dial(port::CONTROL, port::CONTROL);
-    assert_eq!(second.read(&mut byte).unwrap(), 0);
-
     say(&mut agent, &hello(protocol::VERSION));
-
     peer.shared.wait_ready().unwrap();
+
+    let mut second = peer.dial(port::CONTROL, port::CONTROL);
+
+    assert_eq!(second.read(&mut byte).unwrap(), 0);
+    assert!(matches!(hear(&mut agent), ToAgent::Configure(_)));
 }
 
 #[test]
@@ -621,6 +622,24 @@ fn ending_the_sandbox_ends_every_wait() {
     });
     let gone = peer.machine.receive::<ToMachine>();
     assert!(gone.is_ok() || matches!(gone, Err(ControlError::Closed)));
+}
+
+#[test]
+fn a_dial_that_was_given_up_is_not_the_agents_last() {
+    let (sandbox, peer) = sandbox(None);
+    for _ in 0..3 {
+        drop(peer.dial(port::CONTROL, port::CONTROL));
+    }
+    let mut agent = peer.dial(port::CONTROL, port::CONTROL);
+    say(&mut agent, &hello(protocol::VERSION));
+
+    peer.shared.wait_ready().unwrap();
+    assert!(matches!(hear(&mut agent), ToAgent::Configure(_)));
+    // From the greeting on there is one control stream, and its end is the agent's.
+    drop(agent);
+    let mut second = peer.dial(port::CONTROL, port::CONTROL);
+    assert_eq!(second.read(&mut [0]).unwrap(), 0);
+    sandbox.command("x").spawn().unwrap_err();
 }
 
 #[test]

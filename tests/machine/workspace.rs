@@ -1,0 +1,138 @@
+//! Disks that outlive a run.
+
+use std::time::Duration;
+
+use sandvmm_tests::{Background, eventually, run, sandvmm};
+
+/// A data folder of its own, with the images of the real one.
+fn data_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let real = std::path::PathBuf::from(std::env::var_os("SANDVMM_HOME").unwrap());
+    for name in ["vmlinux", "initramfs.cpio", "rootfs.erofs"] {
+        std::os::unix::fs::symlink(real.join(name), folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn three_runs_find_what_the_one_before_wrote() {
+    let home = data_folder();
+    let with = |program: &str| {
+        run([
+            "--workspace",
+            "dev",
+            "--workspace-size",
+            "256M",
+            "-u",
+            "root",
+            "--",
+            "sh",
+            "-c",
+            program,
+        ])
+        .env("SANDVMM_HOME", home.path())
+        .done()
+    };
+
+    with("echo one > /root/kept; rm /etc/debian_version; mkdir /opt/made").expect(0);
+    with("set -e; cat /root/kept; test ! -e /etc/debian_version; echo two >> /root/kept").expect(0);
+    let third =
+        with("cat /root/kept; ls -d /opt/made; head -c 400000000 /dev/zero > /full; echo $?")
+            .expect(0);
+
+    assert_eq!(
+        third.text(),
+        "one\ntwo\n/opt/made\n1\n",
+        "the quota holds: {third:?}"
+    );
+    let listed = sandvmm(["workspace", "list"])
+        .env("SANDVMM_HOME", home.path())
+        .done()
+        .expect(0);
+    assert!(
+        listed.text().starts_with("dev  ") && listed.text().contains("of 256M"),
+        "{listed:?}"
+    );
+    sandvmm(["workspace", "rm", "dev"])
+        .env("SANDVMM_HOME", home.path())
+        .done()
+        .expect(0);
+    let gone = sandvmm(["workspace", "rm", "dev"])
+        .env("SANDVMM_HOME", home.path())
+        .done()
+        .expect(125);
+    assert!(gone.stderr.contains("no workspace"), "{gone:?}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_workspace_has_one_run_at_a_time_and_survives_its_death() {
+    let home = data_folder();
+    let program =
+        "echo done > ~/done; sync; echo ready; n=0; while :; do echo $n > ~/n; n=$((n+1)); done";
+    let mut first = Background::start(
+        std::process::Command::new("sandvmm")
+            .args([
+                "run",
+                "--workspace",
+                "dev",
+                "--timeout",
+                "0",
+                "--",
+                "sh",
+                "-c",
+                program,
+            ])
+            .env("SANDVMM_HOME", home.path()),
+    );
+    first.wait_for_output("ready");
+
+    let second = run(["--workspace", "dev", "--", "true"])
+        .env("SANDVMM_HOME", home.path())
+        .done()
+        .expect(125);
+    assert!(second.stderr.contains("in use"), "{second:?}");
+    first.child().kill().unwrap();
+    first.wait();
+
+    let mut third = None;
+    eventually(
+        Duration::from_secs(20),
+        "the lock goes with the machine",
+        || {
+            let ran = run([
+                "--workspace",
+                "dev",
+                "--",
+                "sh",
+                "-c",
+                "cat ~/done && test -s ~/n",
+            ])
+            .env("SANDVMM_HOME", home.path())
+            .done();
+            let is_free = !ran.stderr.contains("in use");
+            third = Some(ran);
+            is_free
+        },
+    );
+    assert_eq!(third.unwrap().expect(0).text(), "done\n");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn names_and_sizes_that_are_none_are_usage_errors() {
+    let home = data_folder();
+    for line in [
+        &["--workspace", "../x"][..],
+        &["--workspace", ""],
+        &["--workspace", "a", "--workspace-size", "1M"],
+    ] {
+        run(line)
+            .args(["--", "true"])
+            .env("SANDVMM_HOME", home.path())
+            .done()
+            .expect(2);
+    }
+    assert!(!home.path().join("workspaces").exists());
+}
