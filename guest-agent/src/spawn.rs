@@ -122,7 +122,7 @@ impl Stage {
         let mut descriptors = Vec::with_capacity(MAX_DESCRIPTORS);
         descriptors.push(theirs.as_fd());
         descriptors.extend_from_slice(streams);
-        warm.order(spawn, &descriptors)?;
+        warm.order(pid, spawn, &descriptors)?;
         Ok(Self {
             pid,
             socket: ours,

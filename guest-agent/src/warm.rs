@@ -30,6 +30,9 @@ const SERVER_FILE: &str = "warm.py";
 /// The argument in front of the code that warms, as of `python3 -c`.
 const CODE_OPTION: &[u8] = b"-c";
 
+/// What asks the server for a process in reserve; shorter than any order.
+const REQUEST: &[u8] = b"?";
+
 /// A warm interpreter.
 #[derive(Debug)]
 pub struct Warm {
@@ -54,6 +57,8 @@ enum State {
         cgroup: Cgroup,
         /// The process in reserve.
         spare: Option<Pid>,
+        /// Whether the server was asked for one.
+        asked: bool,
     },
 }
 
@@ -128,6 +133,8 @@ impl Warm {
             server,
             cgroup,
             spare: None,
+            // It makes the first one by itself.
+            asked: true,
         };
     }
 
@@ -167,10 +174,17 @@ impl Warm {
 
     /// Takes a process in reserve if it is one of the server's own.
     pub fn keep_spare(&mut self, pid: Pid) {
-        if let State::Ready { server, spare, .. } = &mut self.state
-            && is_sibling(*server, pid)
+        if let State::Ready {
+            server,
+            spare,
+            asked,
+            ..
+        } = &mut self.state
         {
-            *spare = Some(pid);
+            *asked = false;
+            if is_sibling(*server, pid) {
+                *spare = Some(pid);
+            }
         }
     }
 
@@ -193,12 +207,23 @@ impl Warm {
         }
     }
 
-    /// Gives the process in reserve its order: what to be, the socket to report on, and the command's streams.
+    /// Asks for a process in reserve, if there is none.
+    pub fn want_spare(&mut self) {
+        if let State::Ready { spare, asked, .. } = &mut self.state
+            && spare.is_none()
+            && !*asked
+        {
+            // A socket that is full holds enough for the server to do.
+            *asked = rustix::net::send(&self.socket, REQUEST, SendFlags::NOSIGNAL).is_ok();
+        }
+    }
+
+    /// Gives the process in reserve, which the order names, its order: what to be, the socket to report on, and the command's streams.
     ///
     /// # Errors
     /// When the order is longer than [`MAX_WARM_ORDER_BYTES`], or the socket does not take it.
-    pub fn order(&self, spawn: &Spawn, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let order = encode(spawn)?;
+    pub fn order(&self, pid: Pid, spawn: &Spawn, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let order = encode(pid, spawn)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
@@ -239,18 +264,15 @@ fn write_server(folder: &Path) -> io::Result<PathBuf> {
     Ok(file)
 }
 
-/// The order as the server reads it: three flags, then texts and lists, each with its length in front.
-fn encode(spawn: &Spawn) -> io::Result<Vec<u8>> {
+/// The order as the server's processes read it: whose it is, since one that was killed leaves its order to the next; three flags, then texts and lists, each with its length in front.
+fn encode(pid: Pid, spawn: &Spawn) -> io::Result<Vec<u8>> {
     let (is_terminal, has_stdin) = match spawn.stdio {
         Stdio::Terminal(_) => (true, false),
         Stdio::Pipes { stdin } => (false, stdin),
         _ => return Err(io::ErrorKind::InvalidInput.into()),
     };
-    let mut order = vec![
-        is_terminal.into(),
-        has_stdin.into(),
-        spawn.cwd.is_some().into(),
-    ];
+    let mut order = pid.as_raw_pid().to_le_bytes().to_vec();
+    order.extend([is_terminal, has_stdin, spawn.cwd.is_some()].map(u8::from));
     put_text(&mut order, &spawn.program);
     put_length(&mut order, spawn.args.len());
     for argument in &spawn.args {
@@ -322,10 +344,12 @@ mod tests {
 
     #[test]
     fn an_order_has_the_bytes_that_the_server_reads() {
-        let order = encode(&spawn(&[b"-c", b"x"])).unwrap();
+        let pid = Pid::from_raw(258).unwrap();
+
+        let order = encode(pid, &spawn(&[b"-c", b"x"])).unwrap();
 
         let expected = [
-            &[0, 0, 1][..],
+            &[2, 1, 0, 0, 0, 0, 1][..],
             b"\x07\0\0\0python3",
             b"\x02\0\0\0\x02\0\0\0-c\x01\0\0\0x",
             b"\x01\0\0\0\x01\0\0\0A\x01\0\0\0b",
@@ -341,7 +365,7 @@ mod tests {
     #[test]
     fn test_encode_order_above_the_bound_returns_error() {
         let long = vec![b'x'; MAX_WARM_ORDER_BYTES];
-        let error = encode(&spawn(&[b"-c", &long])).unwrap_err();
+        let error = encode(Pid::INIT, &spawn(&[b"-c", &long])).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 

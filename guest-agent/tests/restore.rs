@@ -190,7 +190,8 @@ fn a_machine_is_saved_goes_on_and_is_restored_twice() {
     let mut host = Host::boot(folder.path());
     let until = |name: &str| {
         let path = folder.path().join(name);
-        format!("until [ -e {} ]; do sleep 0.01; done", path.display())
+        let path = path.display();
+        format!("n=0; until [ -e {path} ] || [ $n = 2000 ]; do n=$((n+1)); sleep 0.01; done")
     };
     let set = |name: &str| fs::write(folder.path().join(name), "").unwrap();
 
@@ -240,7 +241,7 @@ fn a_machine_is_saved_goes_on_and_is_restored_twice() {
     host.says_nothing();
 
     // A template's streams are closed before it is saved, and a second restore is as the first.
-    let closed = host.sh(4, "exec sleep 1000");
+    let closed = host.sh(4, "exec sleep 20");
     assert_eq!(host.next(), spawned(4));
     host.freeze(true);
     assert_eq!(read_all(&closed[0]), "");

@@ -294,7 +294,11 @@ impl Agent {
         let _ = cgroup.kill();
         self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
         self.not_warmed(id);
-        self.ended(id, status, usage)
+        self.ended(id, status, usage)?;
+        if let Some(warm) = &mut self.warm {
+            warm.want_spare();
+        }
+        Ok(())
     }
 
     /// Tells the host of a command's end, and waits for the rest of its output.

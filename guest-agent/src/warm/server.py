@@ -1,7 +1,7 @@
 """A warm interpreter: an ordinary python3 that has run some code, and is forked for later runs of python3.
 
 It is started as `python3 FILE CODE`, as the user of those runs, with a sequenced-packet socket to the agent as its
-standard input. It runs CODE, then always has one forked process in reserve, a *spare*, and tells the agent its number.
+standard input. It runs CODE, then has one forked process in reserve, a *spare*, and tells the agent its number.
 A spare waits for one order on the same socket, becomes what `python3 ARGUMENTS` would be, and says so on a socket that
 came with the order; or it says that it does not fit, and the agent starts python3 anew.
 
@@ -42,8 +42,10 @@ MAX_ORDER_BYTES = 65536
 MAX_DESCRIPTORS = 4
 # Our own descriptors are moved up to here, so that a script's first one is 3.
 FIRST_HIGH_DESCRIPTOR = 900
-# How long a spare that was taken has the processor for itself before the next one is made.
-SPARE_PAUSE_S = 0.02
+# Spares that may end before they can take an order, one after the other, since the guest has no room; and the pause between two.
+# Then the agent is told by the server's end.
+MAX_FAILED_SPARES = 10
+FAILED_SPARE_PAUSE_S = 0.02
 
 # What a spare says, as frames of the agent's `stage::Report`.
 READY = b"\1\0\0\0\0"
@@ -91,6 +93,7 @@ run_text = function(api, "PyRun_SimpleStringFlags", ctypes.c_int, ctypes.c_char_
 get_importer = function(api, "PyImport_GetImporter", ctypes.py_object, ctypes.py_object)
 leave_call = function(api, "Py_LeaveRecursiveCall", None)
 exit_python = function(api, "Py_Exit", None, ctypes.c_int)
+exit_process = function(libc, "exit", None, ctypes.c_int)
 on_exit = function(libc, "on_exit", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 raise_signal = ctypes.cast(getattr(libc, "raise"), ctypes.c_void_p)
 c_stdin = ctypes.c_void_p.in_dll(libc, "stdin")
@@ -106,6 +109,7 @@ class Order:
 
     def __init__(self, data):
         self.data, self.place = data, 0
+        self.addressee = self.number()
         self.is_terminal, self.has_stdin, self.has_folder = (bool(byte) for byte in self.take(3))
         self.program = self.text()
         self.arguments = [self.text() for _ in range(self.number())]
@@ -146,19 +150,30 @@ class Server:
         self.encoding, self.errors = sys.stdin.encoding, sys.stdin.errors
 
     def run(self):
-        """Has a spare ready, always."""
-        while True:
+        """Makes a spare at first and whenever the agent asks for one: in a machine with one run, a second would be in vain."""
+        failed = 0
+        while failed < MAX_FAILED_SPARES:
             ours, theirs = os.pipe()
             chain = itertools.starmap(_operator.call, self.life(ours, theirs))
             self.results = _collections.deque(maxlen=1)
             _thread.start_new_thread(self.results.extend, (chain,))
             number = os.read(ours, 4)
-            if len(number) == 4:
-                self.agent.send(number)
-                # Ends when the spare has its order, or is no more.
-                os.read(ours, 1)
+            if len(number) != 4:
+                failed += 1
+                os.close(ours)
+                time.sleep(FAILED_SPARE_PAUSE_S)
+                continue
+            failed = 0
+            self.agent.send(number)
+            # Ends when the spare has its order, or is no more.
+            os.read(ours, 1)
             os.close(ours)
-            time.sleep(SPARE_PAUSE_S)
+            # A request, or the order for a spare that is no more.
+            request, descriptors = receive(self.agent)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not request:
+                return
 
     def life(self, ours, theirs):
         """A spare, in the thread that will be its main thread."""
@@ -175,21 +190,23 @@ class Server:
             time.sleep(0)
         os.close(ours)
         os.setsid()
+        try:
+            self.rehearse()
+        except Exception:
+            # An order that needs the same will not fit.
+            pass
         os.write(theirs, os.getpid().to_bytes(4, "little"))
-        data, descriptors = receive(self.agent)
-        if not data or not descriptors:
-            os._exit(0)
+        order, (report, *streams) = next_order(self.agent)
         os.close(theirs)
         self.agent.close()
-        report, *streams = descriptors
         try:
-            run = self.become(Order(data), streams)
-        except (Unfit, OSError):
+            run = self.become(order, streams)
+        except Exception:
             os.write(report, UNFIT)
             os._exit(0)
         os.write(report, READY)
         os.close(report)
-        del data, descriptors, streams, report
+        del order, streams, report
         for _ in range(EXTRA_DEPTH):
             leave_call()
         yield run
@@ -198,7 +215,27 @@ class Server:
             # As python3 does: after all else, the signal itself ends the process. exit(3) calls raise(2).
             on_exit(raise_signal, None)
             status = 2
+        else:
+            known_status.append(status)
         yield exit_python, status
+
+    def rehearse(self):
+        """Does once, for nothing, what an order will need: pages that are shared with the server are copied now, and not
+        when somebody waits."""
+        number = (0).to_bytes(4, "little")
+        order = Order(number + bytes(3) + number * 3)
+        environment = self.environment_for(order)
+        site_state()
+        set_environment(environment)
+        null = os.open("/dev/null", os.O_RDWR)
+        connect(order, [os.dup(null), null])
+        flags = CompilerFlags(0, sys.version_info.minor)
+        run_text(b"print('x')", ctypes.addressof(flags))
+        prepare(order, ["-c", "pass"])
+        self.open_streams()
+        reseed()
+        # Their ends are counted in their pages.
+        list(sys.modules.values())
 
     def become(self, order, streams):
         """Makes this process what a new python3 would be, and returns the call that runs it."""
@@ -245,6 +282,20 @@ class Server:
             text.mode = mode
             setattr(sys, name, text)
             setattr(sys, f"__{name}__", text)
+
+
+def next_order(socket):
+    """The order for this process. One for a spare that was killed before it could take it is dropped with its streams, upon
+    which the agent starts that command anew."""
+    while True:
+        data, descriptors = receive(socket)
+        if not data:
+            os._exit(0)
+        order = Order(data)
+        if order.addressee == os.getpid() and descriptors:
+            return order, descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def receive(socket):
@@ -312,7 +363,7 @@ def prepare(order, arguments):
     keep.append(flags)
     if first == "-c" and len(arguments) > 1:
         try:
-            text = order.arguments[1].decode() + "\n"
+            text = os.fsencode(arguments[1]).decode() + "\n"
         except UnicodeDecodeError:
             raise Unfit from None
         flags.flags = IGNORE_COOKIE
@@ -393,6 +444,32 @@ def spare_modules():
     for name, module in warm_modules.items():
         if name not in ("sys", "builtins", "__main__") and sys.modules.get(name) is module:
             keep.append(sys.modules.pop(name))
+    if known_status and flushed():
+        # The last of `sys` to go, after the standard streams, and `sys` goes when all objects of the script are gone
+        # (`finalize_modules` in `Python/pylifecycle.c`).
+        sys.__dict__["last"] = Last()
+
+
+def flushed():
+    """Whether the standard streams took everything. Where not, python3 has something to say about that."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except BaseException:
+        return False
+    return True
+
+
+class Last:
+    """Ends the process before the interpreter itself is taken apart, which nobody could see."""
+
+    def __del__(self):
+        exit_process(known_status[0])
+
+
+# The exit status, where it is known before the end.
+known_status = []
 
 
 # What the code that warms has loaded, and python3 itself.
@@ -433,6 +510,8 @@ def main():
     for descriptor in (1, 2):
         os.dup2(null, descriptor)
     os.close(null)
+    # A folder that is removed would be in the way.
+    os.chdir("/")
     # Nobody of the same user is to look into it or to take its socket.
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     # What there is now is not looked at by any later collection, which would copy all of its pages.

@@ -23,8 +23,6 @@ use sandvmm_guest_agent::cgroup::Workload;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// From a spare's birth until the agent surely knows of it.
 const NEWS: Duration = Duration::from_millis(30);
-/// How often a run that is to be forked is tried.
-const FORK_TRIES: usize = 5;
 /// The versions of `guest-agent/src/warm/server.py`.
 const KNOWN_VERSIONS: [&str; 1] = ["Python 3.11."];
 
@@ -291,14 +289,14 @@ impl Host {
 
     /// Runs it when there is a process in reserve. On a busy host the agent may not know of that one yet: then again.
     pub(crate) fn fork(&mut self, run: &Run) -> Seen {
-        for _ in 0..FORK_TRIES {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
             self.wait_for_spare();
             let seen = self.run(run);
-            if seen.warm {
+            if seen.warm || Instant::now() > deadline {
                 return seen;
             }
         }
-        self.run(run)
     }
 
     pub(crate) fn finish(&mut self, running: &Running) -> Seen {
