@@ -16,7 +16,7 @@ struct Loop(String);
 
 impl Loop {
     fn over(file: &std::path::Path) -> Self {
-        let made = Command::new("losetup")
+        let made = losetup()
             .args(["--find", "--show"])
             .arg(file)
             .output()
@@ -28,11 +28,15 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        let _ = Command::new("losetup")
-            .arg("--detach")
-            .arg(&self.0)
-            .status();
+        let _ = losetup().arg("--detach").arg(&self.0).status();
     }
+}
+
+/// The program is the administrator's, and so may not be on `PATH`.
+fn losetup() -> Command {
+    let mut command = Command::new("losetup");
+    command.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin");
+    command
 }
 
 pub(crate) fn what_is_asked_of_a_disks_device_is_bounded() {

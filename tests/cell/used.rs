@@ -215,11 +215,13 @@ fn heap_grows(thread: Thread) -> Result<(), String> {
 
 /// A machine is saved, goes on, and another goes on from where it was.
 fn snapshot() -> Result<(), String> {
-    let machine = started(&Wanted {
+    let mut machine = started(&Wanted {
         max_file_bytes: u64::from(MEMORY_MIB) << 20,
         ..Wanted::case("spins_for_ever")
     })?;
     running(&machine)?;
+    // Its processor is in the guest, and so its thread is closed in.
+    machine.console_says("FOREVER\n")?;
     let snapshot = match machine.snapshot() {
         Ok(snapshot) => snapshot,
         Err(error) => return Err(format!("{error}: {:?}", machine.ended())),
