@@ -12,6 +12,7 @@ use serde_json::Value;
 use vmm::control::{EndReason, FromMachine};
 
 use crate::machine::{MEMORY_MIB, Machine, SOON, Wanted};
+use crate::measure;
 use crate::order::Order;
 use crate::supervisor;
 use crate::table::CASES;
@@ -226,6 +227,7 @@ fn snapshot() -> Result<(), String> {
         Ok(snapshot) => snapshot,
         Err(error) => return Err(format!("{error}: {:?}", machine.ended())),
     };
+    computes(machine.pid())?;
     machine.close()?;
     let fork = started(&Wanted {
         snapshot: Some(&snapshot),
@@ -302,6 +304,20 @@ fn unheard() -> Result<(), String> {
             Err(error) => break Err(format!("{error}: {:?}", machine.ended())),
         }
     }
+}
+
+/// Waits until the process has computed for a while: its guest, which spins, goes on.
+fn computes(pid: u32) -> Result<(), String> {
+    const WHILE: Duration = Duration::from_millis(30);
+    let until = measure::processor_time(pid)? + WHILE;
+    let deadline = Instant::now() + SOON;
+    while measure::processor_time(pid)? < until {
+        if Instant::now() > deadline {
+            return Err("its guest stands still".to_owned());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// Waits until the event loop has a last message for which the socket has no room.

@@ -75,7 +75,7 @@ pub(crate) fn is_idle(pid: u32) -> Result<(), String> {
 }
 
 /// What all its threads have computed.
-fn processor_time(pid: u32) -> Result<Duration, String> {
+pub(crate) fn processor_time(pid: u32) -> Result<Duration, String> {
     let path = format!("/proc/{pid}/task");
     let threads = fs::read_dir(&path).map_err(|error| format!("{path}: {error}"))?;
     let mut nanoseconds = 0;
