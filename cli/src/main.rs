@@ -27,7 +27,11 @@ fn main() -> ExitCode {
     let called_at = Instant::now();
     sandvmm::init();
     let line: Vec<OsString> = std::env::args_os().collect();
-    let code = match Cli::parse_from(&line).task {
+    let task = match Cli::try_parse_from(&line) {
+        Ok(cli) => cli.task,
+        Err(error) => return run::refuse(&line, &error),
+    };
+    let code = match task {
         Task::Run(args) => run::run(&args, &line, called_at),
         Task::Workspace(task) => workspace::workspace(&task),
         Task::Doctor(args) => doctor::doctor(&args),

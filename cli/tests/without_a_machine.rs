@@ -77,7 +77,7 @@ fn usage_errors_are_2_and_say_what_to_say() {
         &["run", "--timeout", "soon", "x.py"],
         &["run", "--memory", "256", "x.py"],
         &["run", "--cpus", "0", "x.py"],
-        &["run", "-t", "--json", "x.py"],
+        &["run", "-t", "-c"],
         &["bench", "boot", "-n", "0"],
         &["nonsense"],
         &[],
@@ -191,6 +191,24 @@ fn json_is_one_object_also_when_nothing_ran() {
     assert_eq!(object["error"], "usage");
     assert_eq!(object["reason"], Value::Null);
     assert!(object["message"].as_str().unwrap().contains("/no/such.py"));
+}
+
+#[test]
+fn json_is_one_object_also_for_a_line_that_is_none() {
+    for line in [
+        &["--json"][..],
+        &["--json", "--bogus", "x.py"],
+        &["--json", "--cpus", "0", "x.py"],
+        &["-t", "--json", "x.py"],
+    ] {
+        let output = run(line);
+
+        assert_eq!(code(&output), 2, "{line:?}: {output:?}");
+        let object = json(&output);
+        assert_eq!(object["exit_code"], 2, "{object}");
+        assert_eq!(object["error"], "usage", "{object}");
+        assert_eq!(said(&output), "");
+    }
 }
 
 #[test]

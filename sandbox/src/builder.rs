@@ -185,6 +185,17 @@ impl SandboxBuilder {
     /// # Errors
     /// See [`StartError`]; nothing is left behind.
     pub fn start(self) -> Result<Sandbox, StartError> {
+        let sandbox = self.begin()?;
+        sandbox.wait_ready()?;
+        Ok(sandbox)
+    }
+
+    /// Begins to start the machine: [`Sandbox::wait_ready`] waits until its guest is ready for commands, and
+    /// [`Sandbox::end`], from another thread, or dropping the sandbox ends it also while it starts.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left behind.
+    pub fn begin(self) -> Result<Sandbox, StartError> {
         let now_ns = now_ns();
         let called_ns = self.called_at.map_or(now_ns, instant_ns);
         let plan = self.plan(now_ns)?;
@@ -201,9 +212,7 @@ impl SandboxBuilder {
                 action: "Starting a thread",
                 source,
             })?;
-        let sandbox = Sandbox::new(Arc::clone(&shared), thread);
-        shared.wait_ready()?;
-        Ok(sandbox)
+        Ok(Sandbox::new(shared, thread))
     }
 
     /// Checks all options and opens all files: the machine's process will open none.

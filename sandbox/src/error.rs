@@ -82,8 +82,14 @@ pub enum StartError {
     /// The machine ended before the guest was ready.
     #[error("{0}")]
     Crashed(Crash),
+    /// The sandbox was ended before its guest was ready.
+    #[error("The sandbox was ended before its guest was ready")]
+    Ended,
     /// The guest was not ready in time.
-    #[error("The guest was not ready within {} s", limit.as_secs_f32())]
+    #[error(
+        "The guest was not ready within {} s: what its kernel prints tells more, or give it more time",
+        limit.as_secs_f32()
+    )]
     TimedOut {
         /// The sandbox's time, or the bound on a boot.
         limit: Duration,

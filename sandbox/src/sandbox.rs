@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use crate::builder::SandboxBuilder;
 use crate::clock::Clocks;
 use crate::command::Command;
-use crate::error::FileError;
+use crate::error::{FileError, StartError};
 use crate::files::{Entry, Files};
 use crate::outcome::Ended;
 use crate::shared::Shared;
@@ -85,6 +85,14 @@ impl Sandbox {
     /// See [`FileError`].
     pub fn list(&self, path: impl AsRef<Path>) -> Result<Vec<Entry>, FileError> {
         self.files().list(path)
+    }
+
+    /// Waits until the guest of a sandbox that [`SandboxBuilder::begin`] began is ready for commands.
+    ///
+    /// # Errors
+    /// See [`StartError`]: told once, to the first who asks. Nothing of the sandbox is left then.
+    pub fn wait_ready(&self) -> Result<(), StartError> {
+        self.shared.wait_ready()
     }
 
     /// The phases reached so far.

@@ -149,10 +149,7 @@ impl Reason {
             Self::TimeIsOver(limit) => StartError::TimedOut { limit },
             Self::Crashed(crash) => StartError::Crashed(crash),
             Self::NotStarted(error) => error,
-            // Nobody holds the sandbox yet.
-            Self::Asked => StartError::TimedOut {
-                limit: Duration::ZERO,
-            },
+            Self::Asked => StartError::Ended,
         }
     }
 }
@@ -319,7 +316,7 @@ impl Supervisor {
             (Phase::Booting, Some((at_ns, limit))) if at_ns <= now_ns => {
                 Err(Reason::TimeIsOver(limit))
             }
-            (Phase::Booting, _) if self.boot_deadline_ns <= now_ns => {
+            (Phase::Booting, None) if self.boot_deadline_ns <= now_ns => {
                 Err(Reason::TimeIsOver(BOOT_LIMIT))
             }
             (Phase::Ready, Some((at_ns, limit))) if at_ns <= now_ns => {
@@ -358,9 +355,10 @@ impl Supervisor {
 
     fn next_deadline_ns(&self) -> Option<u64> {
         let phase_deadline_ns = match self.shared.lock().phase {
-            Phase::Booting => Some(self.deadline.map_or(self.boot_deadline_ns, |(at_ns, _)| {
-                at_ns.min(self.boot_deadline_ns)
-            })),
+            Phase::Booting => Some(
+                self.deadline
+                    .map_or(self.boot_deadline_ns, |(at_ns, _)| at_ns),
+            ),
             Phase::Ready => self.deadline.map(|(at_ns, _)| at_ns),
             Phase::Closing | Phase::Over(_) => self.closing_deadline_ns,
         };

@@ -31,6 +31,39 @@ fn with_i_the_programs_input_is_the_commands() {
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
+fn the_time_is_kept_while_a_script_on_standard_input_does_not_come() {
+    let started = std::time::Instant::now();
+    let script = "sleep 100 | (sandvmm run --json --timeout 20s -; echo $?)";
+
+    let output = Command::new("timeout")
+        .args(["90", "bash", "-c", script])
+        .output()
+        .unwrap();
+
+    let text = String::from_utf8_lossy(&output.stdout);
+    // The shell waits for sleep too: the time is that of the object.
+    assert!(text.trim().ends_with("124"), "{text}");
+    assert!(text.contains("\"timeout\""), "{text}");
+    assert!(started.elapsed().as_secs() >= 20);
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn an_input_that_can_not_be_read_is_no_empty_one() {
+    let output = Command::new("bash")
+        .args(["-c", "sandvmm run --timeout 100s -i -- wc -c < /tmp"])
+        .output()
+        .unwrap();
+
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("input"),
+        "{output:?}"
+    );
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
 fn a_gigabyte_of_input_arrives_whole() {
     let script = "head -c 1073741824 /dev/zero | sandvmm run -i --timeout 600s -- cksum; head -c 1073741824 /dev/zero | cksum";
 

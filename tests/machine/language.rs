@@ -53,6 +53,25 @@ fn the_first_line_chooses_where_the_extension_says_nothing() {
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
+fn a_user_without_a_home_can_run_a_script() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("who.py");
+    std::fs::write(
+        &script,
+        "import os, sys\nprint(os.getuid(), os.path.basename(sys.argv[0]))",
+    )
+    .unwrap();
+    for (user, uid) in [("12345", 12345), ("nobody", 65534)] {
+        let ran = run(["--timeout", "100s", "-u", user])
+            .arg(&script)
+            .done()
+            .expect(0);
+        assert_eq!(ran.text(), format!("{uid} who.py\n"));
+    }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
 fn an_elf_program_runs_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("echo");

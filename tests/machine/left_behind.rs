@@ -92,6 +92,30 @@ fn a_stopped_machine_is_still_ended_by_the_time_out() {
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
+fn a_signal_while_the_machine_boots_leaves_no_cgroup() {
+    for sent in [Signal::INT, Signal::QUIT] {
+        let mut run = Background::run(["--timeout", "100s", "--", "sleep", "90"]);
+        let id = run.child().id();
+        let cgroups = || {
+            std::fs::read_dir("/sys/fs/cgroup")
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .filter(|name| name.starts_with(&format!("sandvmm-{id}-")))
+                .count()
+        };
+        eventually(Duration::from_secs(20), "the machine begins", || {
+            cgroups() == 1
+        });
+
+        signal(id, sent);
+        run.wait();
+
+        assert_eq!(cgroups(), 0);
+    }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
 fn a_run_leaves_no_file_behind() {
     let folder = tempfile::tempdir().unwrap();
     let count = || std::fs::read_dir(folder.path()).unwrap().count();

@@ -9,6 +9,26 @@ use sha2::{Digest, Sha256};
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
+fn output_that_can_not_be_written_ends_a_program_that_would_go_on() {
+    let started = std::time::Instant::now();
+    let output = Command::new("bash")
+        .args([
+            "-c",
+            "sandvmm run --timeout 300s -- sh -c 'echo lost; sleep 250' > /dev/full",
+        ])
+        .output()
+        .unwrap();
+
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("output"),
+        "{output:?}"
+    );
+    assert!(started.elapsed() < Duration::from_secs(200), "{output:?}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
 fn all_byte_values_pass_unchanged_on_both_streams() {
     let program = "import sys
 sys.stdout.buffer.write(bytes(range(256)) * 300)

@@ -19,6 +19,7 @@ mod workspace;
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -46,11 +47,12 @@ fn perform(task: Task) -> Result<u8, Box<dyn Error>> {
     match task {
         Task::Setup => {
             let data = setup::setup(&Workspace::find()?, &Cache::open()?, &progress)?;
-            println!("{}", data.path().display());
+            print_line(format_args!("{}", data.path().display()));
             Ok(0)
         }
         Task::Kernel => {
-            println!("{}", kernel::build(&Cache::open()?, &progress)?.display());
+            let kernel = kernel::build(&Cache::open()?, &progress)?;
+            print_line(format_args!("{}", kernel.display()));
             Ok(0)
         }
         Task::Image { verify } => {
@@ -61,7 +63,7 @@ fn perform(task: Task) -> Result<u8, Box<dyn Error>> {
             } else {
                 image::sha256(&image)?
             };
-            println!("{hash}  {}", image.display());
+            print_line(format_args!("{hash}  {}", image.display()));
             Ok(0)
         }
         Task::Run { arguments } => run(arguments, &progress),
@@ -108,6 +110,11 @@ fn run(arguments: Vec<OsString>, progress: &Progress) -> Result<u8, Box<dyn Erro
         resident: Vec::new(),
     };
     Ok(command.run(&workspace, progress)?)
+}
+
+/// A result on standard output. What was done is done, also where nobody reads of it.
+fn print_line(what: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stdout(), "{what}");
 }
 
 /// Says what went wrong, and why, on one line a cause.

@@ -28,7 +28,7 @@ impl Progress {
 
     /// Says one thing, once.
     pub(crate) fn say(&self, what: &str) {
-        eprintln!("xtask: {what}");
+        write_line(format_args!("xtask: {what}"));
     }
 
     /// Begins a step that takes a while. It ends when the returned value is dropped.
@@ -78,19 +78,19 @@ fn show(title: &str, terminal: bool, details: &Receiver<String>) {
     let interval = if terminal {
         REDRAW_INTERVAL
     } else {
-        eprintln!("xtask: {title} …");
+        write_line(format_args!("xtask: {title} …"));
         LOG_INTERVAL
     };
     loop {
         if terminal {
-            eprint!("\r\x1b[K{}", line(title, &detail, started.elapsed()));
-            let _ = std::io::stderr().flush();
+            let shown = line(title, &detail, started.elapsed());
+            let _ = write!(std::io::stderr(), "\r\x1b[K{shown}");
         }
         match details.recv_timeout(interval.saturating_sub(last_line.elapsed())) {
             Ok(next) => detail = next,
             Err(RecvTimeoutError::Timeout) => {
                 if !terminal {
-                    eprintln!("{}", line(title, &detail, started.elapsed()));
+                    write_line(format_args!("{}", line(title, &detail, started.elapsed())));
                 }
                 last_line = Instant::now();
             }
@@ -99,7 +99,12 @@ fn show(title: &str, terminal: bool, details: &Receiver<String>) {
     }
     let start = if terminal { "\r\x1b[K" } else { "" };
     let seconds = started.elapsed().as_secs_f32();
-    eprintln!("{start}xtask: {title}: {seconds:.1} s");
+    write_line(format_args!("{start}xtask: {title}: {seconds:.1} s"));
+}
+
+/// A reader that is gone, or a disk that is full, does not keep the work from being done.
+fn write_line(what: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{what}");
 }
 
 fn line(title: &str, detail: &str, elapsed: Duration) -> String {

@@ -10,6 +10,7 @@ mod plan;
 mod relay;
 mod report;
 mod session;
+mod shared;
 mod signals;
 mod stream;
 mod verdict;
@@ -18,19 +19,24 @@ pub(crate) use copies::Copy;
 pub(crate) use report::Timeline;
 
 use std::ffi::OsString;
+use std::process::ExitCode;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::args::RunArgs;
 use crate::{notice, output, terminal};
 use plan::Plan;
 use report::Report;
-use session::{Session, Shared};
-use verdict::{FAILED, Failure, Verdict};
+use session::Session;
+use shared::Shared;
+use verdict::{FAILED, Failure, USAGE, Verdict};
 
 /// How long a run that was told to end may take to say how it ended.
 const END_GRACE: Duration = Duration::from_secs(2);
+
+/// How long after the time is over the run itself may take to say so.
+const TIMEOUT_GRACE: Duration = Duration::from_secs(1);
 
 /// What the main thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,13 +47,35 @@ enum Event {
     Over(u8),
 }
 
+/// Answers a command line that is none, or that asks for help: in clap's words, or as one object where a run's is asked for.
+pub(crate) fn refuse(line: &[OsString], error: &clap::Error) -> ExitCode {
+    let is_run = line.get(1).is_some_and(|word| word == "run");
+    let mut options = line.iter().take_while(|word| *word != "--");
+    let wants_object = is_run && options.any(|word| word == "--json");
+    if !error.use_stderr() || !wants_object {
+        // Where nobody reads it, the exit code says it.
+        let _ = error.print();
+        return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+    }
+    let text = error.to_string();
+    let sentence = text.lines().next().unwrap_or_default();
+    let sentence = sentence.strip_prefix("error: ").unwrap_or(sentence);
+    let verdict = Verdict::failed(USAGE, Failure::Usage, sentence.to_owned());
+    let report = Report::of_failure(&verdict);
+    ExitCode::from(output::print(&report.line(), verdict.exit_code))
+}
+
 /// Runs it and gives the exit code; `line` is the whole command line.
 pub(crate) fn run(args: &RunArgs, line: &[OsString], called_at: Instant) -> u8 {
     let plan = match Plan::new(args, line) {
         Ok(plan) => plan,
         Err(error) => return announce_failure(args, &Verdict::usage(&error)),
     };
-    let shared = Shared::new();
+    let deadline = args
+        .timeout
+        .0
+        .and_then(|limit| Instant::now().checked_add(limit + TIMEOUT_GRACE));
+    let shared = Shared::default();
     let (sender, events) = channel();
     let session = match Session::new(args, plan, called_at, shared.clone()) {
         Ok(session) => session,
@@ -63,7 +91,7 @@ pub(crate) fn run(args: &RunArgs, line: &[OsString], called_at: Instant) -> u8 {
             })
     });
     let code = match started {
-        Ok(_) => wait(args, &shared, &events),
+        Ok(_) => wait(args, &shared, &events, deadline),
         Err(error) => announce_failure(args, &refused(&error)),
     };
     terminal::restore();
@@ -80,25 +108,45 @@ impl Drop for Over {
     }
 }
 
-fn wait(args: &RunArgs, shared: &Shared, events: &Receiver<Event>) -> u8 {
-    let signal = match events.recv() {
-        Ok(Event::Over(code)) => return code,
-        Ok(Event::Signal(signal)) => signal,
-        Err(_) => return FAILED,
-    };
-    let interrupted = Verdict::interrupted(signal);
-    shared.interrupted.store(signal, Ordering::SeqCst);
-    terminal::restore();
-    match shared.sandbox.get() {
-        Some(sandbox) => {
-            sandbox.end();
-            // Whether it has said how it ended or not: the signal is what ended it.
-            let _ = events.recv_timeout(END_GRACE);
-            interrupted.exit_code
+fn wait(
+    args: &RunArgs,
+    shared: &Shared,
+    events: &Receiver<Event>,
+    deadline: Option<Instant>,
+) -> u8 {
+    let verdict = loop {
+        match next(
+            events,
+            deadline.filter(|_| !shared.running.load(Ordering::SeqCst)),
+        ) {
+            Ok(Event::Over(code)) => return code,
+            Ok(Event::Signal(signal)) => {
+                shared.interrupted.store(signal, Ordering::SeqCst);
+                break Verdict::interrupted(signal);
+            }
+            Err(RecvTimeoutError::Disconnected) => return FAILED,
+            // The program has been started meanwhile: the machine keeps its time.
+            Err(RecvTimeoutError::Timeout) if shared.running.load(Ordering::SeqCst) => {}
+            // The run waits for what is not the machine's: a script on a standard input that says nothing.
+            Err(RecvTimeoutError::Timeout) => break Verdict::timed_out(args.timeout.0),
         }
-        // A machine that is still being made ends with this process.
-        None if shared.may_announce() => announce_failure(args, &interrupted),
-        None => interrupted.exit_code,
+    };
+    terminal::restore();
+    if let Some(sandbox) = shared.sandbox.get() {
+        sandbox.end();
+        // Whether the run says how it ended or not: this is what ended it.
+        let _ = events.recv_timeout(END_GRACE);
+    }
+    if shared.may_announce() {
+        announce_failure(args, &verdict);
+    }
+    verdict.exit_code
+}
+
+fn next(events: &Receiver<Event>, deadline: Option<Instant>) -> Result<Event, RecvTimeoutError> {
+    match deadline {
+        Some(at) => events.recv_timeout(at.saturating_duration_since(Instant::now())),
+        None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
     }
 }
 

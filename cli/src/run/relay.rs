@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::stdio::{stderr, stdin, stdout};
 use sandvmm::{Child, Outcome};
 
+use super::shared::Shared;
 use super::stream::{Captured, Copied, capture, copy, feed};
 use super::verdict::Verdict;
 
@@ -44,6 +45,7 @@ pub(super) struct Relay {
     /// Streams whose end is still to come.
     open: usize,
     relayed: Relayed,
+    shared: Shared,
 }
 
 impl Relay {
@@ -52,17 +54,26 @@ impl Relay {
     ///
     /// # Errors
     /// When the system refuses a thread.
-    pub(super) fn start(child: &mut Child, ahead: Vec<u8>, is_captured: bool) -> io::Result<Self> {
+    pub(super) fn start(
+        child: &mut Child,
+        ahead: Vec<u8>,
+        is_captured: bool,
+        shared: &Shared,
+    ) -> io::Result<Self> {
         let (sender, ends) = channel();
         let mut relay = Self {
             ends,
             open: 0,
             relayed: Relayed::default(),
+            shared: shared.clone(),
         };
         if let Some(terminal) = child.terminal.take() {
             let keys = terminal.try_clone()?;
             // Detached: it may wait for a key for ever.
-            spawn("keys", move || feed(stdin(), &[], keys))?;
+            spawn("keys", move || {
+                // A terminal that hangs up types no more.
+                let _ = feed(stdin(), &[], keys);
+            })?;
             relay.output(Which::Stdout, terminal, is_captured, &sender)?;
         }
         if let Some(stream) = child.stdout.take() {
@@ -73,7 +84,12 @@ impl Relay {
         }
         if let Some(stream) = child.stdin.take() {
             // Detached as well.
-            spawn("stdin", move || feed(stdin(), &ahead, stream))?;
+            let shared = shared.clone();
+            spawn("stdin", move || {
+                if let Err(error) = feed(stdin(), &ahead, stream) {
+                    shared.give_up(Verdict::input(&error));
+                }
+            })?;
         }
         Ok(relay)
     }
@@ -86,6 +102,7 @@ impl Relay {
         sender: &Sender<(Which, End)>,
     ) -> io::Result<()> {
         let sender = sender.clone();
+        let shared = self.shared.clone();
         let (name, sink): (_, BorrowedFd<'static>) = match which {
             Which::Stdout => ("stdout", stdout()),
             Which::Stderr => ("stderr", stderr()),
@@ -102,6 +119,12 @@ impl Relay {
                     captured: Captured::default(),
                 }
             };
+            // A program whose reader left learns it by itself; one whose output is lost would go on in vain.
+            if let Some(Copied::Lost(error)) = &end.copied
+                && error.kind() != ErrorKind::BrokenPipe
+            {
+                shared.give_up(Verdict::output(error));
+            }
             // Nobody may wait any more.
             let _ = sender.send((which, end));
         })?;

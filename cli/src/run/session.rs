@@ -4,17 +4,20 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sandvmm::cell::Cell;
-use sandvmm::{Child, Command, Completion, Files, Outcome, Sandbox, Stdio, Usage, Workspace};
+use sandvmm::{
+    Child, Command, Completion, FileError, Files, Outcome, Sandbox, Stdio, Usage, Workspace,
+};
 
 use super::input::Input;
 use super::plan::{PYTHON, Plan, Target};
 use super::relay::{Relay, Relayed};
 use super::report::Report;
+use super::shared::Shared;
 use super::verdict::{FAILED, Failure, Limits, Verdict};
 use super::{announce, console, copies, signals};
 use crate::args::RunArgs;
@@ -22,6 +25,9 @@ use crate::{cell, machine, notice, terminal};
 
 /// Permission bits of a script in the guest.
 const SCRIPT_MODE: u32 = 0o755;
+
+/// Where a script goes whose user has no home to write to.
+const COMMON_FOLDER: &str = "/tmp";
 
 /// Name in the guest of a script that came on standard input.
 const INPUT_NAME: &str = "script";
@@ -35,39 +41,6 @@ const CONSOLE_GRACE: Duration = Duration::from_secs(1);
 
 /// How often a run at a terminal looks whether the terminal's size has changed.
 const RESIZE_PERIOD: Duration = Duration::from_millis(50);
-
-/// What the main thread shares with the run.
-#[derive(Debug, Clone)]
-pub(super) struct Shared {
-    /// The machine, once there is one.
-    pub(super) sandbox: Arc<OnceLock<Sandbox>>,
-    /// The signal that asked sandvmm to end; 0 while none did.
-    pub(super) interrupted: Arc<AtomicI32>,
-    /// Whether someone has said, or is about to say, how the run ended.
-    announced: Arc<AtomicBool>,
-}
-
-impl Shared {
-    pub(super) fn new() -> Self {
-        Self {
-            sandbox: Arc::new(OnceLock::new()),
-            interrupted: Arc::new(AtomicI32::new(0)),
-            announced: Arc::new(AtomicBool::new(false)),
-        }
-    }
-
-    /// Whether the caller is the first to say how the run ended: it is said once.
-    pub(super) fn may_announce(&self) -> bool {
-        !self.announced.swap(true, Ordering::SeqCst)
-    }
-
-    fn interruption(&self) -> Option<Verdict> {
-        match self.interrupted.load(Ordering::SeqCst) {
-            0 => None,
-            signal => Some(Verdict::interrupted(signal)),
-        }
-    }
-}
 
 /// One run.
 #[derive(Debug)]
@@ -204,10 +177,11 @@ impl Session {
                 .map_err(|error| Verdict::workspace(&error))?;
             builder = builder.workspace(workspace);
         }
-        let sandbox = builder
-            .start()
-            .map_err(|error| Verdict::start(&error, self.limits()))?;
+        let start = |error| Verdict::start(&error);
+        let sandbox = builder.begin().map_err(start)?;
+        // From here on a signal ends it.
         let sandbox = self.shared.sandbox.get_or_init(|| sandbox);
+        sandbox.wait_ready().map_err(start)?;
         if let Some(cell) = sandbox.cell() {
             self.tell_of(&cell);
         }
@@ -239,8 +213,14 @@ impl Session {
         let mut child = command
             .spawn()
             .map_err(|error| Verdict::spawn(&error, self.limits()))?;
-        let mut relay = Relay::start(&mut child, input.unwrap_or_default(), self.args.json)
-            .map_err(|error| system(&error))?;
+        self.shared.running.store(true, Ordering::SeqCst);
+        let mut relay = Relay::start(
+            &mut child,
+            input.unwrap_or_default(),
+            self.args.json,
+            &self.shared,
+        )
+        .map_err(|error| system(&error))?;
         let completion = if self.args.tty {
             self.wait_at_terminal(sandbox, &mut child, &mut relay)
         } else {
@@ -252,7 +232,9 @@ impl Session {
         );
         let streams = relay.drain(cut_short.then_some(DRAIN_GRACE));
         let mut verdict = Verdict::outcome(&completion.outcome, self.limits());
-        if let Some(other) = streams.verdict(&completion.outcome) {
+        if let Some(broken) = self.shared.broken.get() {
+            verdict = broken.clone();
+        } else if let Some(other) = streams.verdict(&completion.outcome) {
             verdict = other;
         } else if verdict.is_programs_own() && deadline.is_some_and(|at| Instant::now() >= at) {
             // The machine was ended while its output was still being written: some may be lost.
@@ -279,9 +261,9 @@ impl Session {
             Target::Words(words) => Ok((words.clone(), plain_input())),
             Target::Script(script, rest) => {
                 let name = PathBuf::from(script.name());
-                let written = self.put(sandbox, &name, script.reader())?;
+                let (written, is_home) = self.put(sandbox, &name, script.reader())?;
                 // In its own folder a script is called by its bare name; from another one that can't be.
-                let path = if self.args.workdir.is_some() {
+                let path = if self.args.workdir.is_some() || !is_home {
                     &written
                 } else {
                     &name
@@ -291,9 +273,11 @@ impl Session {
                 Ok((words, plain_input()))
             }
             Target::Input(rest) => {
-                let input = Input::look(rustix::stdio::stdin()).map_err(|error| unread(&error))?;
+                let input =
+                    Input::look(rustix::stdio::stdin()).map_err(|error| Verdict::input(&error))?;
                 let (first, ahead) = if input.names_interpreter() {
-                    let written = self.put(sandbox, Path::new(INPUT_NAME), input.into_script())?;
+                    let (written, _) =
+                        self.put(sandbox, Path::new(INPUT_NAME), input.into_script())?;
                     (vec![written.into_os_string()], None)
                 } else {
                     // As Python does it: it reads the script itself, as it comes.
@@ -321,11 +305,32 @@ impl Session {
         self.args.quiet || self.args.json
     }
 
-    fn put(&self, sandbox: &Sandbox, name: &Path, script: impl Read) -> Result<PathBuf, Verdict> {
-        self.files(sandbox)
-            .mode(SCRIPT_MODE)
-            .write(name, script)
-            .map_err(|error| Verdict::file(&error, self.limits()))
+    /// Puts the script into the user's home, or where everybody may write: not each user has a home. Says where it is, and
+    /// whether that is the home.
+    fn put(
+        &self,
+        sandbox: &Sandbox,
+        name: &Path,
+        mut script: impl Read,
+    ) -> Result<(PathBuf, bool), Verdict> {
+        let files = self.files(sandbox).mode(SCRIPT_MODE);
+        let failed = |error| Verdict::file(&error, self.limits());
+        if self.args.user.is_none() {
+            return Ok((files.write(name, script).map_err(failed)?, true));
+        }
+        // It may be a stream, and is wanted twice.
+        let mut content = Vec::new();
+        script
+            .read_to_end(&mut content)
+            .map_err(|error| Verdict::input(&error))?;
+        match files.write(name, content.as_slice()) {
+            Err(FileError::PermissionDenied(_)) => {
+                let name = Path::new(COMMON_FOLDER).join(name);
+                let written = files.write(name, content.as_slice());
+                Ok((written.map_err(failed)?, false))
+            }
+            written => Ok((written.map_err(failed)?, true)),
+        }
     }
 
     fn command(
@@ -379,14 +384,6 @@ impl Session {
             }
         }
     }
-}
-
-fn unread(error: &io::Error) -> Verdict {
-    Verdict::failed(
-        FAILED,
-        Failure::Start,
-        format!("The script on standard input can't be read: {error}"),
-    )
 }
 
 fn system(error: &io::Error) -> Verdict {

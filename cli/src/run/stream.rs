@@ -93,22 +93,30 @@ pub(crate) fn capture(mut stream: impl Read) -> Captured {
 
 /// Copies a descriptor of ours to the guest until it ends or the guest no longer takes it; returns at once in
 /// the latter case, also while the descriptor is silent. The bytes `ahead` go first.
-pub(crate) fn feed(source: BorrowedFd<'_>, ahead: &[u8], mut stream: impl Write + AsFd) {
+///
+/// # Errors
+/// When the descriptor can't be read; a guest that takes no more is none.
+pub(crate) fn feed(
+    source: BorrowedFd<'_>,
+    ahead: &[u8],
+    mut stream: impl Write + AsFd,
+) -> io::Result<()> {
     if stream.write_all(ahead).is_err() {
-        return;
+        return Ok(());
     }
     let mut buffer = vec![0; BUFFER_BYTES];
-    while let Ok(Ready::First) = wait_for(source, stream.as_fd()) {
-        match output::read(source, &mut buffer) {
-            Ok(0) | Err(_) => return,
-            Ok(count) => {
+    while let Ready::First = wait_for(source, stream.as_fd())? {
+        match output::read(source, &mut buffer)? {
+            0 => return Ok(()),
+            count => {
                 let piece = buffer.get(..count).unwrap_or_default();
                 if stream.write_all(piece).is_err() {
-                    return;
+                    return Ok(());
                 }
             }
         }
     }
+    Ok(())
 }
 
 /// What [`wait_for`] saw.
@@ -221,7 +229,7 @@ mod tests {
         let mut received = Vec::new();
         guest.read_to_end(&mut received).unwrap();
 
-        feeder.join().unwrap();
+        feeder.join().unwrap().unwrap();
         assert_eq!(received, b"abc");
     }
 
@@ -231,7 +239,7 @@ mod tests {
         let (stream, guest) = UnixStream::pair().unwrap();
         let (told, tell) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            feed(ours.as_fd(), b"", stream);
+            feed(ours.as_fd(), b"", stream).unwrap();
             told.send(())
         });
 

@@ -63,6 +63,8 @@ pub(crate) enum Failure {
     Spawn,
     /// sandvmm's own standard output could not be written.
     Output,
+    /// sandvmm's own standard input could not be read.
+    Input,
     /// A signal to sandvmm ended the run.
     Interrupted,
 }
@@ -118,6 +120,15 @@ impl Verdict {
             signal: None,
             message: None,
         }
+    }
+
+    /// sandvmm's standard input can't be read.
+    pub(crate) fn input(error: &std::io::Error) -> Self {
+        Self::failed(
+            FAILED,
+            Failure::Input,
+            format!("Standard input can't be read: {error}"),
+        )
     }
 
     /// sandvmm's standard output broke while the program ran; all that it wrote after is lost.
@@ -208,7 +219,7 @@ impl Verdict {
     }
 
     /// The machine did not start.
-    pub(crate) fn start(error: &StartError, limits: Limits) -> Self {
+    pub(crate) fn start(error: &StartError) -> Self {
         let failed = |failure| Self::failed(FAILED, failure, sentence(error));
         match error {
             StartError::Images(_) => failed(Failure::ImagesMissing),
@@ -217,9 +228,6 @@ impl Verdict {
                 Self::failed(USAGE, Failure::Usage, sentence(error))
             }
             StartError::Crashed(crash) => Self::crashed(crash),
-            StartError::TimedOut { limit } if Some(*limit) == limits.timeout => {
-                Self::timed_out(limits.timeout)
-            }
             StartError::TimedOut { .. } => Self {
                 message: Some(sentence(error)),
                 ..Self::ended(TIMED_OUT, Reason::Timeout)
@@ -353,10 +361,10 @@ mod tests {
             limit: Duration::from_millis(1500),
         };
 
-        assert_eq!(Verdict::start(&option, LIMITS).exit_code, 2);
-        let kvm = Verdict::start(&kvm, LIMITS);
+        assert_eq!(Verdict::start(&option).exit_code, 2);
+        let kvm = Verdict::start(&kvm);
         assert_eq!((kvm.exit_code, kvm.error), (125, Some(Failure::HostUnfit)));
-        let slow = Verdict::start(&slow, LIMITS);
+        let slow = Verdict::start(&slow);
         assert_eq!((slow.exit_code, slow.reason), (124, Some(Reason::Timeout)));
         assert!(slow.message.unwrap().contains("1.5 s"));
     }

@@ -48,6 +48,9 @@ pub(crate) enum AgentError {
         /// Why it failed.
         source: io::Error,
     },
+    /// It would mount over what this machine has.
+    #[error("This is for the first process of an emulated host, which `cargo xtask host` starts")]
+    NotInit,
     /// xtask is gone, or it said something strange.
     #[error(transparent)]
     Wire(#[from] WireError),
@@ -60,6 +63,9 @@ fn failed(action: impl Into<String>) -> impl FnOnce(io::Error) -> AgentError {
 
 /// Runs as the first process. It does not return where it is that: the machine is switched off.
 pub(crate) fn serve() -> Result<(), AgentError> {
+    if rustix::process::getpid() != Pid::INIT {
+        return Err(AgentError::NotInit);
+    }
     let served = mount_system().and_then(|()| converse());
     if let Err(error) = &served {
         eprintln!(
@@ -67,11 +73,9 @@ pub(crate) fn serve() -> Result<(), AgentError> {
             std::error::Error::source(error)
         );
     }
-    if rustix::process::getpid() == Pid::INIT {
-        rustix::fs::sync();
-        // It returns only where it fails; then the kernel panics on the return below, and QEMU ends as well.
-        let _ = rustix::system::reboot(RebootCommand::Restart);
-    }
+    rustix::fs::sync();
+    // It returns only where it fails; then the kernel panics on the return below, and QEMU ends as well.
+    let _ = rustix::system::reboot(RebootCommand::Restart);
     served
 }
 

@@ -1,0 +1,46 @@
+//! What the main thread, the run and its streams know of each other.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use sandvmm::Sandbox;
+
+use super::verdict::Verdict;
+
+/// All of it; clones are the same.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Shared {
+    /// The machine, from the beginning of its start on.
+    pub(super) sandbox: Arc<OnceLock<Sandbox>>,
+    /// Whether the program has been started: from then on the machine keeps the time.
+    pub(super) running: Arc<AtomicBool>,
+    /// The signal that asked sandvmm to end; 0 while none did.
+    pub(super) interrupted: Arc<AtomicI32>,
+    /// Why the run can't go on at our own side: its input can't be read, its output can't be written.
+    pub(super) broken: Arc<OnceLock<Verdict>>,
+    /// Whether someone has said, or is about to say, how the run ended.
+    announced: Arc<AtomicBool>,
+}
+
+impl Shared {
+    /// Whether the caller is the first to say how the run ended: it is said once.
+    pub(super) fn may_announce(&self) -> bool {
+        !self.announced.swap(true, Ordering::SeqCst)
+    }
+
+    /// Ends the machine, since our own side can't go on.
+    pub(super) fn give_up(&self, verdict: Verdict) {
+        // The first reason is the one that counts.
+        let _ = self.broken.set(verdict);
+        if let Some(sandbox) = self.sandbox.get() {
+            sandbox.end();
+        }
+    }
+
+    pub(super) fn interruption(&self) -> Option<Verdict> {
+        match self.interrupted.load(Ordering::SeqCst) {
+            0 => None,
+            signal => Some(Verdict::interrupted(signal)),
+        }
+    }
+}
