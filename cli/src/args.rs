@@ -10,6 +10,7 @@ use sandvmm::cell::Part;
 
 use crate::quantity::{QuantityError, parse_memory_mib, parse_timeout};
 use crate::run::Copy;
+use crate::template::{parse_copy, parse_secret};
 
 /// Runs `bench boot` makes unless told otherwise.
 const DEFAULT_BOOTS: u32 = 20;
@@ -50,6 +51,9 @@ pub(crate) enum Task {
     /// Boot a fresh virtual machine, run a script or command in it, and end with its status
     #[command(override_usage = RUN_USAGE, after_help = RUN_EXAMPLES)]
     Run(Box<RunArgs>),
+    /// Machines that were booted and warmed once, to be forked by `run`
+    #[command(subcommand)]
+    Template(TemplateTask),
     /// Say whether this machine can run virtual machines, what is missing, and what to do
     Doctor(DoctorArgs),
     /// Show and remove the disks that outlive a run (`run --workspace NAME`)
@@ -70,6 +74,72 @@ pub(crate) enum WorkspaceTask {
         /// Its name
         name: String,
     },
+}
+
+/// What to do with templates.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TemplateTask {
+    /// Boot a machine, prepare it, and save it
+    Build(Box<TemplateBuildArgs>),
+    /// Print the names of all templates, with memory, processors and the digest of what each was built from
+    List(TemplateListArgs),
+    /// Print what a template was built from, as one JSON object
+    Inspect(TemplateArgs),
+    /// Read all files of a template and compare them with what is on record
+    Verify(TemplateArgs),
+    /// Remove templates
+    Rm(TemplatesArgs),
+}
+
+/// `sandvmm template build`.
+#[derive(Debug, Args)]
+pub(crate) struct TemplateBuildArgs {
+    /// The template's name
+    pub(crate) name: String,
+    /// Copy a file of the host into the guest; may be repeated
+    #[arg(long, value_name = "HOST:GUEST", value_parser = parse_copy)]
+    pub(crate) copy: Vec<(PathBuf, PathBuf)>,
+    /// Run a shell command as root, after all copies; may be repeated
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) run: Vec<String>,
+    /// Give the commands a variable of this environment that is a secret; the template says that there was one
+    #[arg(long, value_name = "KEY", value_parser = parse_secret)]
+    pub(crate) secret: Vec<(String, String)>,
+    /// Start a Python interpreter that runs this code and stays, to be forked by runs
+    #[arg(long, value_name = "CODE")]
+    pub(crate) warm: Option<String>,
+    /// Replace a template of the same name
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print what it was built from, as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The machine.
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+/// `sandvmm template list`.
+#[derive(Debug, Args)]
+pub(crate) struct TemplateListArgs {
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A template.
+#[derive(Debug, Args)]
+pub(crate) struct TemplateArgs {
+    /// The template's name
+    pub(crate) name: String,
+}
+
+/// Templates.
+#[derive(Debug, Args)]
+pub(crate) struct TemplatesArgs {
+    /// The templates' names
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
 }
 
 /// What to measure.
@@ -202,6 +272,16 @@ pub(crate) struct RunArgs {
     /// Show the guest kernel's messages and when each phase was reached, on standard error
     #[arg(short = 'v', long)]
     pub(crate) verbose: bool,
+    /// Fork this template [default: `default`, where it exists and has the processors, memory and images that are asked for]
+    #[arg(long, value_name = "NAME",
+          conflicts_with_all = ["cold", "kernel", "initrd", "rootfs", "cpus", "memory", "workspace"])]
+    pub(crate) template: Option<String>,
+    /// Boot a machine, and fork no template
+    #[arg(long)]
+    pub(crate) cold: bool,
+    /// Let the run have the secrets that its template was built with
+    #[arg(long)]
+    pub(crate) share_secrets: bool,
     /// The machine.
     #[command(flatten)]
     pub(crate) machine: MachineArgs,

@@ -8,14 +8,9 @@ use crate::args::MachineArgs;
 
 /// A builder with these options; the library's defaults where there are none.
 pub(crate) fn builder(args: &MachineArgs, called_at: Instant) -> SandboxBuilder {
-    let mut builder = Sandbox::builder()
+    let mut builder = with_cell(Sandbox::builder(), args, called_at)
         .cpus(args.cpus)
-        .memory_mib(args.memory)
-        .require_cgroup(args.require_cgroup)
-        .called_at(called_at);
-    for part in &args.dangerously_leave_out {
-        builder = builder.dangerously_leave_out(*part);
-    }
+        .memory_mib(args.memory);
     if let Some(path) = &args.kernel {
         builder = builder.kernel(path);
     }
@@ -26,6 +21,20 @@ pub(crate) fn builder(args: &MachineArgs, called_at: Instant) -> SandboxBuilder 
         builder = builder.rootfs(path);
     }
     builder
+}
+
+/// Sets what is not of the machine itself.
+pub(crate) fn with_cell(
+    builder: SandboxBuilder,
+    args: &MachineArgs,
+    called_at: Instant,
+) -> SandboxBuilder {
+    args.dangerously_leave_out.iter().fold(
+        builder
+            .require_cgroup(args.require_cgroup)
+            .called_at(called_at),
+        |builder, part| builder.dangerously_leave_out(*part),
+    )
 }
 
 /// The phases of a machine's life that end when the named thing is reached, in their order, and when that

@@ -12,6 +12,7 @@ mod notice;
 mod output;
 mod quantity;
 mod run;
+mod template;
 mod terminal;
 mod workspace;
 
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Task::Run(args) => run::run(&args, &line, called_at),
         Task::Workspace(task) => workspace::workspace(&task),
         Task::Doctor(args) => doctor::doctor(&args),
+        Task::Template(task) => template::template(&task),
         Task::Bench(Bench::Boot(args)) => bench::boot(&args),
     };
     ExitCode::from(code)

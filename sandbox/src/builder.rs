@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmm::control::{DiskConfig, MachineConfig};
+use vmm::control::{DiskConfig, MachineConfig, RestoreConfig, ToMachine};
 use vmm::memory::{MAX_MEMORY_MIB, MIN_MEMORY_MIB};
 use vmm::mptable::MAX_VCPUS;
+use vmm::snapshot::format::MAX_STATE_BYTES;
 
 use crate::cell::Part;
 use crate::clock::{instant_ns, nanos, now_ns};
@@ -18,9 +19,10 @@ use crate::file::{self, Role};
 use crate::host;
 use crate::images::Images;
 use crate::program;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Origin, Sandbox};
 use crate::shared::Shared;
 use crate::supervisor::{self, Plan, random_bytes};
+use crate::template::Template;
 use crate::workspace::Workspace;
 
 /// Longest host name in bytes (Linux's `__NEW_UTS_LEN`).
@@ -59,6 +61,7 @@ pub struct SandboxBuilder {
     leave_out: jailer::Parts,
     require_cgroup: bool,
     workspace: Option<Workspace>,
+    template: Option<Template>,
 }
 
 impl SandboxBuilder {
@@ -77,7 +80,24 @@ impl SandboxBuilder {
             leave_out: jailer::Parts::default(),
             require_cgroup: false,
             workspace: None,
+            template: None,
         }
+    }
+
+    /// For a fork of a template.
+    pub(crate) fn of_template(template: Template) -> Self {
+        let inputs = &template.manifest().inputs;
+        Self {
+            cpus: inputs.cpus,
+            memory_mib: inputs.memory_mib,
+            template: Some(template),
+            ..Self::new()
+        }
+    }
+
+    /// Processors, and memory in MiB.
+    pub(crate) fn size(&self) -> (u8, u32) {
+        (self.cpus, self.memory_mib)
     }
 
     /// The guest kernel, a vmlinux or bzImage. Default: that of the data folder, see [`crate::Images`].
@@ -198,7 +218,7 @@ impl SandboxBuilder {
     pub fn begin(self) -> Result<Sandbox, StartError> {
         let now_ns = now_ns();
         let called_ns = self.called_at.map_or(now_ns, instant_ns);
-        let plan = self.plan(now_ns)?;
+        let (plan, origin) = self.plan(now_ns)?;
         let shared = Shared::new(called_ns).map_err(|source| StartError::System {
             action: "Making an event descriptor",
             source,
@@ -212,44 +232,79 @@ impl SandboxBuilder {
                 action: "Starting a thread",
                 source,
             })?;
-        Ok(Sandbox::new(shared, thread))
+        Ok(Sandbox::new(shared, origin, thread))
     }
 
     /// Checks all options and opens all files: the machine's process will open none.
-    fn plan(self, now_ns: u64) -> Result<Plan, StartError> {
+    fn plan(self, now_ns: u64) -> Result<(Plan, Origin), StartError> {
         self.check_options()?;
         let kvm = host::open_kvm().map_err(|sentence| StartError::NoKvm { sentence })?;
         let program = program::find(self.program.as_deref())?;
         let images = self.images()?;
-        let mut descriptors = vec![
-            kvm,
-            file::open(Role::Kernel, &images.kernel)?,
-            file::open(Role::Initramfs, &images.initrd)?,
-        ];
+        let has_workspace = self.workspace.is_some();
         let has_console = self.console.is_some();
-        descriptors.extend(self.console.map(OwnedFd::from));
-        let root = file::open(Role::Disk, &images.rootfs)?;
-        let mut devices: Vec<_> = jailer::BlockDevice::below(root.as_fd())
+        let mut max_file_bytes = max_file_bytes(self.memory_mib, has_console);
+        let mut machine = match &self.template {
+            None => self.new_machine(kvm, &images)?,
+            Some(template) => restored_machine(kvm, template, has_console)?,
+        };
+        let mut devices: Vec<_> = jailer::BlockDevice::below(machine.rootfs.as_fd())
             .into_iter()
             .collect();
-        descriptors.push(root);
-        let mut disks = vec![DiskConfig {
-            read_only: true,
-            serial: ROOT_SERIAL.to_owned(),
-        }];
-        // The root image is read-only.
-        let mut max_file_bytes = if has_console { MAX_CONSOLE_BYTES } else { 0 };
+        let mut descriptors = machine.before_console;
+        descriptors.extend(self.console.map(OwnedFd::from));
+        descriptors.push(machine.rootfs);
         if let Some(workspace) = self.workspace {
             max_file_bytes = max_file_bytes.max(workspace.quota_bytes());
             let disk = OwnedFd::from(workspace.into_file());
             let device = jailer::BlockDevice::below(disk.as_fd());
             devices.extend(device.filter(|device| !devices.contains(device)));
             descriptors.push(disk);
-            disks.push(DiskConfig {
-                read_only: false,
-                serial: WORKSPACE_SERIAL.to_owned(),
-            });
+            if let ToMachine::Start(config) = &mut machine.order {
+                config.disks.push(DiskConfig {
+                    read_only: false,
+                    serial: WORKSPACE_SERIAL.to_owned(),
+                });
+            }
         }
+        let cell = jailer::Options {
+            leave_out: self.leave_out,
+            require_cgroup: self.require_cgroup,
+            devices,
+            ..jailer::Options::new(jailer::Bounds {
+                memory_mib: self.memory_mib,
+                vcpus: self.cpus,
+                max_file_bytes,
+            })
+        };
+        let plan = Plan {
+            program,
+            cell,
+            order: machine.order,
+            descriptors,
+            hostname: self.hostname,
+            deadline: self
+                .timeout
+                .map(|timeout| (now_ns.saturating_add(nanos(timeout)), timeout)),
+        };
+        let origin = Origin {
+            images,
+            cpus: self.cpus,
+            memory_mib: self.memory_mib,
+            has_workspace,
+            template: self.template,
+        };
+        Ok((plan, origin))
+    }
+
+    /// A machine that boots.
+    fn new_machine(&self, kvm: OwnedFd, images: &Images) -> Result<Machine, StartError> {
+        let has_console = self.console.is_some();
+        let before_console = vec![
+            kvm,
+            file::open(Role::Kernel, &images.kernel)?,
+            file::open(Role::Initramfs, &images.initrd)?,
+        ];
         let rng_seed = random_bytes().map_err(|source| StartError::System {
             action: "Reading the system's randomness",
             source,
@@ -267,32 +322,25 @@ impl SandboxBuilder {
             rng_seed,
             has_initramfs: true,
             has_console,
-            disks,
+            disks: vec![root_disk()],
         };
-        let cell = jailer::Options {
-            leave_out: self.leave_out,
-            require_cgroup: self.require_cgroup,
-            devices,
-            ..jailer::Options::new(jailer::Bounds {
-                memory_mib: self.memory_mib,
-                vcpus: self.cpus,
-                max_file_bytes,
-            })
-        };
-        Ok(Plan {
-            program,
-            cell,
-            config,
-            descriptors,
-            hostname: self.hostname,
-            deadline: self
-                .timeout
-                .map(|timeout| (now_ns.saturating_add(nanos(timeout)), timeout)),
+        Ok(Machine {
+            order: ToMachine::Start(config),
+            before_console,
+            rootfs: file::open(Role::Disk, &images.rootfs)?,
         })
     }
 
     /// The named files, and those of the data folder for the rest.
-    fn images(&self) -> Result<Images, StartError> {
+    pub(crate) fn images(&self) -> Result<Images, StartError> {
+        if let Some(template) = &self.template {
+            let inputs = &template.manifest().inputs;
+            return Ok(Images {
+                kernel: inputs.kernel.path.clone(),
+                initrd: inputs.initramfs.path.clone(),
+                rootfs: inputs.rootfs.path.clone(),
+            });
+        }
         if let (Some(kernel), Some(initrd), Some(rootfs)) =
             (&self.kernel, &self.initrd, &self.rootfs)
         {
@@ -328,6 +376,21 @@ impl SandboxBuilder {
                 self.memory_mib
             ));
         }
+        if let Some(template) = &self.template {
+            let inputs = &template.manifest().inputs;
+            if self.size() != (inputs.cpus, inputs.memory_mib)
+                || self.kernel.is_some()
+                || self.initrd.is_some()
+                || self.rootfs.is_some()
+                || self.workspace.is_some()
+            {
+                return invalid(format!(
+                    "A fork has what its template was built with: {} processors, {} MiB of memory, its images and no \
+                     workspace",
+                    inputs.cpus, inputs.memory_mib
+                ));
+            }
+        }
         if self.timeout.is_some_and(|timeout| timeout.is_zero()) {
             return invalid(
                 "A time of 0 is over before it begins: give none for no end".to_owned(),
@@ -348,6 +411,51 @@ impl SandboxBuilder {
             ));
         }
         Ok(())
+    }
+}
+
+/// A machine's first message, and what goes with it.
+struct Machine {
+    order: ToMachine,
+    /// The descriptors up to the console's.
+    before_console: Vec<OwnedFd>,
+    rootfs: OwnedFd,
+}
+
+/// A machine that goes on from a template.
+fn restored_machine(
+    kvm: OwnedFd,
+    template: &Template,
+    has_console: bool,
+) -> Result<Machine, StartError> {
+    let files = template.fork_files()?;
+    Ok(Machine {
+        order: ToMachine::Restore(RestoreConfig {
+            has_console,
+            disks: vec![root_disk()],
+            // It was, when the template was opened.
+            check_host: false,
+        }),
+        before_console: vec![kvm, files.state, files.memory],
+        rootfs: files.rootfs,
+    })
+}
+
+/// The first disk of every machine.
+fn root_disk() -> DiskConfig {
+    DiskConfig {
+        read_only: true,
+        serial: ROOT_SERIAL.to_owned(),
+    }
+}
+
+/// Largest file that the machine's process may write: its own snapshot, or a console that is a file. The root image is read-only.
+fn max_file_bytes(memory_mib: u32, has_console: bool) -> u64 {
+    let snapshot = (u64::from(memory_mib) << 20).max(MAX_STATE_BYTES);
+    if has_console {
+        snapshot.max(MAX_CONSOLE_BYTES)
+    } else {
+        snapshot
     }
 }
 

@@ -93,10 +93,6 @@ impl State {
     }
 }
 
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "whoever saves the machine calls it")
-)]
 impl Shared {
     /// Stops everything that runs in the guest and returns once it stands. `close_streams` ends all streams too.
     ///
@@ -111,10 +107,6 @@ impl Shared {
     ///
     /// # Errors
     /// See [`FreezeError`].
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "snapshots of running machines call it")
-    )]
     pub(crate) fn thaw(&self) -> Result<(), FreezeError> {
         self.change(&Standstill::Still, Standstill::Thawing, &ToAgent::Thaw)
     }

@@ -34,11 +34,13 @@ mod init;
 mod outcome;
 mod program;
 mod sandbox;
+mod save;
 pub mod script;
 mod shared;
 mod state;
 mod stream;
 mod supervisor;
+pub mod template;
 mod text;
 mod workspace;
 
@@ -57,7 +59,9 @@ pub use images::{Images, ImagesError};
 pub use init::init;
 pub use outcome::{Completion, Ended, ExitStatus, Outcome, Usage};
 pub use sandbox::Sandbox;
+pub use save::SaveError;
 pub use stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
+pub use template::{Template, TemplateBuilder, TemplateError};
 pub use workspace::{
     DEFAULT_QUOTA_MIB, MAX_QUOTA_MIB, MIN_QUOTA_MIB, Workspace, WorkspaceError, WorkspaceInfo,
 };

@@ -11,9 +11,11 @@ use crate::clock::Clocks;
 use crate::command::Command;
 use crate::error::{FileError, StartError};
 use crate::files::{Entry, Files};
+use crate::images::Images;
 use crate::outcome::Ended;
 use crate::shared::Shared;
 use crate::state::Request;
+use crate::template::Template;
 
 /// The interpreter that can be warmed.
 const WARM_INTERPRETER: &str = "python3";
@@ -22,8 +24,21 @@ const WARM_INTERPRETER: &str = "python3";
 #[derive(Debug)]
 pub struct Sandbox {
     shared: Arc<Shared>,
+    /// What it was started from.
+    origin: Origin,
     /// The supervisor thread, until it has been joined.
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What a sandbox was started from.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    pub(crate) images: Images,
+    pub(crate) cpus: u8,
+    pub(crate) memory_mib: u32,
+    pub(crate) has_workspace: bool,
+    /// The template that it is a fork of.
+    pub(crate) template: Option<Template>,
 }
 
 impl Sandbox {
@@ -33,11 +48,20 @@ impl Sandbox {
         SandboxBuilder::new()
     }
 
-    pub(crate) fn new(shared: Arc<Shared>, thread: JoinHandle<()>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, origin: Origin, thread: JoinHandle<()>) -> Self {
         Self {
             shared,
+            origin,
             thread: Mutex::new(Some(thread)),
         }
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     /// A command to run in the sandbox: a path when it has a slash, else looked up in the guest's `PATH`.

@@ -15,6 +15,7 @@ use crate::crash::CrashKind;
 use crate::error::StartError;
 use crate::freeze::Standstill;
 use crate::outcome::{Completion, Ended, Outcome, Usage};
+use crate::save::Saving;
 use crate::state::{ClocksNs, CommandEntry, CommandState, Over, Phase, Refused, Request, State};
 
 /// Most commands of a sandbox that run, or whose [`crate::Child`] is kept.
@@ -52,6 +53,7 @@ impl Shared {
                 clocks: ClocksNs::default(),
                 cell: None,
                 standstill: Standstill::default(),
+                saving: Saving::default(),
                 commands: HashMap::new(),
                 last_command_id: 0,
                 requests: VecDeque::new(),

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use protocol::frame;
 use protocol::message::{Exited, SpawnFailure};
+use vmm::control::Then;
 
 use crate::crash::Crash;
 use crate::error::StartError;
 use crate::freeze::Standstill;
 use crate::outcome::{ExitStatus, Outcome, Usage};
+use crate::save::Saving;
 
 /// Most bytes that wait for the agent to take them. What does not fit is refused.
 const MAX_QUEUED_TO_AGENT_BYTES: usize = 4 * frame::MAX_TO_AGENT_BYTES;
@@ -22,6 +24,8 @@ pub(crate) enum Request {
     ToAgent(Vec<u8>),
     /// Hand the machine's end of a socket pair over, as a data stream into the guest.
     Connect(OwnedFd),
+    /// Have the machine write itself into files.
+    Save(Then, Vec<OwnedFd>),
     /// Read a stream to its end for nobody.
     Discard(OwnedFd),
     /// The agent has not answered in [`ANSWER_LIMIT`].
@@ -102,6 +106,7 @@ pub(crate) struct State {
     /// What is on of the cell around the machine's process, once that is known.
     pub(crate) cell: Option<jailer::Cell>,
     pub(crate) standstill: Standstill,
+    pub(crate) saving: Saving,
     pub(crate) commands: HashMap<u32, CommandEntry>,
     pub(crate) last_command_id: u32,
     pub(crate) requests: VecDeque<Request>,

@@ -25,7 +25,7 @@ use protocol::port;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
-use vmm::control::{ControlSocket, MachineConfig, ToMachine};
+use vmm::control::{ControlSocket, ToMachine};
 
 use crate::clock::{nanos, now_ns};
 use crate::control_stream::ControlStream;
@@ -58,8 +58,9 @@ const MAX_LAST_PIECES: usize = 256;
 pub(crate) struct Plan {
     pub(crate) program: PathBuf,
     pub(crate) cell: jailer::Options,
-    pub(crate) config: MachineConfig,
-    /// In the order of [`ToMachine::Start`].
+    /// The first message: a start or a restore.
+    pub(crate) order: ToMachine,
+    /// What belongs to it, in its order.
     pub(crate) descriptors: Vec<OwnedFd>,
     pub(crate) hostname: String,
     /// End of the sandbox's time on `CLOCK_MONOTONIC`, and how long that time was.
@@ -196,7 +197,7 @@ impl Supervisor {
         let process = jailer::start(&plan.program, theirs.into(), plan.cell)
             .map_err(|error| not_started(error, failed))?;
         let mut supervisor = Self::new(shared, ours, process, plan.hostname, plan.deadline)
-            .with_start(plan.config, plan.descriptors);
+            .with_order(plan.order, plan.descriptors);
         // It finds its orders when it has entered its cell.
         if supervisor.send_to_machine().is_ok() {
             supervisor.wait_for_entry(failed)?;
@@ -244,9 +245,8 @@ impl Supervisor {
         }
     }
 
-    fn with_start(mut self, config: MachineConfig, descriptors: Vec<OwnedFd>) -> Self {
-        self.to_machine
-            .push_back((ToMachine::Start(config), descriptors));
+    fn with_order(mut self, order: ToMachine, descriptors: Vec<OwnedFd>) -> Self {
+        self.to_machine.push_back((order, descriptors));
         self
     }
 
@@ -451,6 +451,10 @@ impl Supervisor {
                     let port = port::STREAMS;
                     self.to_machine
                         .push_back((ToMachine::Connect { port }, vec![end]));
+                }
+                Request::Save(then, files) => {
+                    self.to_machine
+                        .push_back((ToMachine::Snapshot { then }, files));
                 }
                 Request::Discard(end) => self.discarded.push(end),
             }

@@ -159,6 +159,17 @@ pub(crate) fn restore(
     Ok(Parts::assemble(core, wired, vcpus, hooks).map_err(BuildError::from)?)
 }
 
+/// Whether a machine could go on from a state file's content on this host, as far as that is known without its memory and disks.
+///
+/// # Errors
+/// See [`RestoreError`].
+pub fn check(kvm: OwnedFd, state: &[u8]) -> Result<(), RestoreError> {
+    let MachineState { shape, .. } = format::parse(state)?;
+    let kvm = shell::kvm_from(kvm)?;
+    let cpuid = CpuidTemplate::from_entries(shape.cpuid, shape.vcpu_count);
+    compare_host(&kvm, &cpuid, shape.vcpu_count)
+}
+
 /// The descriptors of a restore message, by what they are for.
 struct Files {
     kvm: OwnedFd,

@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::stream::Captured;
 use super::verdict::{Failure, Reason, Verdict};
 use crate::cell::CellReport;
+use crate::template::Path;
 
 /// Longest UTF-8 character, in bytes, less its last: what a cut may leave of one.
 const MAX_CUT_BYTES: usize = 3;
@@ -35,6 +36,12 @@ pub(crate) struct Report {
     clocks: Timeline,
     usage: UsageReport,
     cell: Option<CellReport>,
+    /// Which template was forked, if one was.
+    template: Option<String>,
+    /// Why the machine came to be as it did.
+    path_reason: Option<String>,
+    /// Whether the program was forked from a warm interpreter.
+    warm: bool,
 }
 
 /// How bytes are put into a JSON string.
@@ -134,7 +141,18 @@ impl Report {
             clocks: clocks.into(),
             usage: usage.into(),
             cell: None,
+            template: None,
+            path_reason: None,
+            warm: false,
         }
+    }
+
+    /// Adds how the machine and the program in it came to be.
+    pub(crate) fn with_path(mut self, path: Option<&Path>, warm: bool) -> Self {
+        self.template = path.and_then(|path| path.template.clone());
+        self.path_reason = path.map(|path| path.why.clone());
+        self.warm = warm;
+        self
     }
 
     /// Adds what is on of the cell around the machine's process.

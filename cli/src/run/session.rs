@@ -21,7 +21,7 @@ use super::shared::Shared;
 use super::verdict::{FAILED, Failure, Limits, Verdict};
 use super::{announce, console, copies, signals};
 use crate::args::RunArgs;
-use crate::{cell, machine, notice, terminal};
+use crate::{cell, machine, notice, template, terminal};
 
 /// Permission bits of a script in the guest.
 const SCRIPT_MODE: u32 = 0o755;
@@ -49,6 +49,8 @@ pub(super) struct Session {
     plan: Plan,
     called_at: Instant,
     shared: Shared,
+    /// How the machine comes to be, once that is decided.
+    path: OnceLock<template::Path>,
     resized: Option<Arc<AtomicBool>>,
 }
 
@@ -58,6 +60,7 @@ struct Told {
     verdict: Option<Verdict>,
     streams: Relayed,
     usage: Usage,
+    warm: bool,
 }
 
 impl From<Verdict> for Told {
@@ -85,6 +88,7 @@ impl Session {
             plan,
             called_at,
             shared,
+            path: OnceLock::new(),
             resized: args.tty.then(signals::resized).transpose()?,
         })
     }
@@ -155,6 +159,7 @@ impl Session {
                 clocks,
                 told.usage,
             )
+            .with_path(self.path.get(), told.warm)
             .with_cell(self.shared.sandbox.get().and_then(Sandbox::cell).as_ref())
         })
     }
@@ -167,8 +172,10 @@ impl Session {
     }
 
     fn start(&self, console: Option<File>) -> Result<&Sandbox, Verdict> {
-        let mut builder =
-            machine::builder(&self.args.machine, self.called_at).timeout(self.args.timeout.0);
+        let (builder, path) = template::choose(&self.args, self.called_at)
+            .map_err(|error| Verdict::failed(FAILED, Failure::Start, notice::sentence(&error)))?;
+        let _ = self.path.set(path);
+        let mut builder = builder.timeout(self.args.timeout.0);
         if let Some(console) = console {
             builder = builder.console(console);
         }
@@ -250,6 +257,7 @@ impl Session {
             verdict: Some(verdict),
             streams,
             usage: completion.usage,
+            warm: completion.warm,
         })
     }
 

@@ -4,13 +4,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use protocol::port;
-use vmm::control::{ControlError, FromMachine};
+use vmm::control::{ControlError, FromMachine, Taken};
 
 use super::{MAX_LAST_PIECES, Reason, Supervisor, system};
 use crate::clock::now_ns;
 use crate::control_stream::ControlStream;
 use crate::crash::{Crash, CrashKind};
 use crate::error::StartError;
+use crate::text::one_line;
 
 /// How long a machine's process that closed its socket may take to end.
 const PROCESS_END_GRACE: Duration = Duration::from_secs(1);
@@ -51,6 +52,10 @@ impl Supervisor {
                     host_port,
                     guest_port,
                 } => self.guest_connected(host_port, guest_port, descriptors)?,
+                FromMachine::SnapshotTaken(taken) => self.machine_saved(Ok(taken))?,
+                FromMachine::SnapshotFailed(sentence) => {
+                    self.machine_saved(Err(one_line(sentence.as_bytes())))?;
+                }
                 FromMachine::Ended {
                     reason,
                     console_tail,
@@ -65,6 +70,15 @@ impl Supervisor {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// The answer to a request to save itself; unasked, it is none.
+    fn machine_saved(&self, answer: Result<Taken, String>) -> Result<(), Reason> {
+        if !self.shared.lock().saved(answer) {
+            return Err(socket_failed(&ControlError::Malformed));
+        }
+        self.shared.notify();
         Ok(())
     }
 

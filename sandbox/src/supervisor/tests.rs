@@ -18,8 +18,9 @@ use vmm::control::{ControlError, EndReason, FromMachine};
 use super::*;
 use crate::clock::realtime_ns;
 use crate::error::SpawnError;
+use crate::images::Images;
 use crate::outcome::Outcome;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Origin, Sandbox};
 use crate::{Child, Stdio};
 
 /// A limit for what must happen soon, on the slowest machine.
@@ -62,7 +63,18 @@ fn sandbox_called(hostname: &str, timeout: Option<Duration>) -> (Sandbox, Peer) 
         let supervisor = Supervisor::new(&supervised, socket, process, hostname, deadline);
         finish(&supervised, supervisor.supervise());
     });
-    let sandbox = Sandbox::new(Arc::clone(&shared), thread);
+    let origin = Origin {
+        images: Images {
+            kernel: "/kernel".into(),
+            initrd: "/initrd".into(),
+            rootfs: "/rootfs".into(),
+        },
+        cpus: 1,
+        memory_mib: 128,
+        has_workspace: false,
+        template: None,
+    };
+    let sandbox = Sandbox::new(Arc::clone(&shared), origin, thread);
     let peer = Peer {
         machine,
         process,

@@ -1,0 +1,232 @@
+//! Building a template: boot, copy, run, warm, save.
+
+use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use super::Template;
+use super::check::{Content, Note, digest};
+use super::error::{TemplateError, file};
+use super::manifest::{CopiedFile, InputFile, Inputs};
+use super::save::{Afterwards, save};
+use super::store::Unfinished;
+use crate::builder::SandboxBuilder;
+use crate::command::{Command, Output};
+use crate::file::{self as files, Role};
+use crate::sandbox::Sandbox;
+use crate::text::one_line;
+
+/// The user that commands are run as: what they install is for everybody.
+const COMMANDS_USER: &str = "root";
+
+/// What a template is built from.
+#[derive(Debug)]
+pub struct TemplateBuilder {
+    name: String,
+    sandbox: SandboxBuilder,
+    copies: Vec<(PathBuf, PathBuf)>,
+    commands: Vec<String>,
+    secrets: Vec<(String, String)>,
+    warm: Option<String>,
+}
+
+impl TemplateBuilder {
+    pub(super) fn new(name: String) -> Self {
+        Self {
+            name,
+            sandbox: Sandbox::builder(),
+            copies: Vec::new(),
+            commands: Vec::new(),
+            secrets: Vec::new(),
+            warm: None,
+        }
+    }
+
+    /// The machine: its images, processors, memory. Default: [`Sandbox::builder`]'s.
+    #[must_use]
+    pub fn sandbox(mut self, builder: SandboxBuilder) -> Self {
+        self.sandbox = builder;
+        self
+    }
+
+    /// Copies a file of the host to a path in the guest, for the image's unprivileged user, with its permissions.
+    #[must_use]
+    pub fn copy(mut self, host: impl Into<PathBuf>, guest: impl Into<PathBuf>) -> Self {
+        self.copies.push((host.into(), guest.into()));
+        self
+    }
+
+    /// Runs a shell command as root, after all copies. One that fails ends the build.
+    #[must_use]
+    pub fn run(mut self, command: impl Into<String>) -> Self {
+        self.commands.push(command.into());
+        self
+    }
+
+    /// Sets a variable for the commands whose value is a secret. The template records that there was one, and is not forked unless
+    /// [`Template::share_secrets`] says so.
+    #[must_use]
+    pub fn secret(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.secrets.push((key.into(), value.into()));
+        self
+    }
+
+    /// Starts a Python interpreter at last that runs this code and stays, to be forked by runs: see [`Sandbox::warm_up`].
+    #[must_use]
+    pub fn warm(mut self, code: impl Into<String>) -> Self {
+        self.warm = Some(code.into());
+        self
+    }
+
+    /// Builds it.
+    ///
+    /// # Errors
+    /// See [`TemplateError`]; nothing is left then.
+    pub fn build(self) -> Result<Template, TemplateError> {
+        let unfinished = Unfinished::new(&self.name)?;
+        let images = self.sandbox.images().map_err(TemplateError::Start)?;
+        let (kernel, initramfs, rootfs) = (
+            input("kernel", &images.kernel)?,
+            input("initramfs", &images.initrd)?,
+            input("root image", &images.rootfs)?,
+        );
+        let (cpus, memory_mib) = self.sandbox.size();
+        let sandbox = self.sandbox.start().map_err(TemplateError::Start)?;
+        let copies = copy_all(&sandbox, &self.copies)?;
+        for command in &self.commands {
+            let mut shell = sandbox.command("sh");
+            shell.arg("-c").arg(command).user(COMMANDS_USER);
+            shell.envs(self.secrets.iter().map(|(key, value)| (key, value)));
+            succeed(command, &mut shell)?;
+        }
+        if let Some(code) = &self.warm {
+            succeed(code, &mut sandbox.warm_up(code))?;
+        }
+        // What was booted is what was read before, if it still is there unchanged.
+        let mut note = Note::default();
+        for (role, file) in [
+            ("kernel", &kernel),
+            ("initramfs", &initramfs),
+            ("root image", &rootfs),
+        ] {
+            super::open_same(&mut note, role, file, Content::Whole)?;
+        }
+        let inputs = Inputs {
+            kernel,
+            initramfs,
+            rootfs,
+            cpus,
+            memory_mib,
+            copies,
+            commands: self.commands,
+            warm: self.warm,
+            from_running: false,
+        };
+        save(
+            &sandbox,
+            unfinished,
+            inputs,
+            !self.secrets.is_empty(),
+            Afterwards::End,
+        )
+    }
+}
+
+impl Sandbox {
+    /// Saves the sandbox as it is, files and memory, as a template of the data folder, and goes on. Programs that run in it are stopped
+    /// while it is saved, and their connections to the host are broken in the forks.
+    ///
+    /// # Errors
+    /// See [`TemplateError`]; the sandbox goes on then too, unless the error says that it has ended.
+    pub fn snapshot(&self, name: &str) -> Result<Template, TemplateError> {
+        let origin = self.origin();
+        if origin.has_workspace {
+            return Err(TemplateError::Workspace);
+        }
+        let unfinished = Unfinished::new(name)?;
+        let inputs = match &origin.template {
+            Some(template) => Inputs {
+                from_running: true,
+                ..template.manifest().inputs.clone()
+            },
+            None => Inputs {
+                kernel: input("kernel", &origin.images.kernel)?,
+                initramfs: input("initramfs", &origin.images.initrd)?,
+                rootfs: input("root image", &origin.images.rootfs)?,
+                cpus: origin.cpus,
+                memory_mib: origin.memory_mib,
+                copies: Vec::new(),
+                commands: Vec::new(),
+                warm: None,
+                from_running: true,
+            },
+        };
+        let has_secrets = origin
+            .template
+            .as_ref()
+            .is_some_and(|template| template.manifest().built_with_secrets);
+        save(self, unfinished, inputs, has_secrets, Afterwards::GoOn)
+    }
+}
+
+/// A file that the template depends on, with its digest.
+fn input(role: &'static str, path: &Path) -> Result<InputFile, TemplateError> {
+    let path = path.canonicalize().map_err(file("Finding", path))?;
+    let opened = files::open(Role::Kernel, &path).map_err(|_| TemplateError::Changed {
+        role,
+        path: path.clone(),
+    })?;
+    Ok(InputFile {
+        sha256: digest(&opened.into(), &path, Content::Whole)?,
+        path,
+    })
+}
+
+fn copy_all(
+    sandbox: &Sandbox,
+    copies: &[(PathBuf, PathBuf)],
+) -> Result<Vec<CopiedFile>, TemplateError> {
+    copies
+        .iter()
+        .map(|(host, guest)| {
+            let opened = File::open(host).map_err(file("Opening", host))?;
+            let mode = opened
+                .metadata()
+                .map_err(file("Inspecting", host))?
+                .permissions()
+                .mode();
+            let sha256 = digest(&opened, host, Content::Whole)?;
+            let guest_path = sandbox
+                .files()
+                .mode(mode & 0o777)
+                .write(guest, &opened)
+                .map_err(|source| TemplateError::Copy {
+                    path: host.clone(),
+                    source,
+                })?;
+            Ok(CopiedFile { guest_path, sha256 })
+        })
+        .collect()
+}
+
+/// Runs a command of the build, which has to exit with 0.
+fn succeed(text: &str, command: &mut Command) -> Result<(), TemplateError> {
+    let Output {
+        completion,
+        stdout,
+        stderr,
+        ..
+    } = command.output().map_err(|source| TemplateError::Spawn {
+        command: text.to_owned(),
+        source,
+    })?;
+    if completion.outcome.success() {
+        return Ok(());
+    }
+    let output = if stderr.is_empty() { stdout } else { stderr };
+    Err(TemplateError::Command {
+        command: text.to_owned(),
+        outcome: completion.outcome,
+        output: one_line(&output),
+    })
+}

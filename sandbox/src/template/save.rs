@@ -1,0 +1,134 @@
+//! From a sandbox to a template's files.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use vmm::control::Then;
+
+use super::check::{Content, digest};
+use super::error::{TemplateError, file};
+use super::manifest::{FORMAT, Inputs, Manifest, OwnFile};
+use super::store::Unfinished;
+use super::{MANIFEST, MEMORY, STATE, Template};
+use crate::error::StartError;
+use crate::host;
+use crate::sandbox::Sandbox;
+
+/// What becomes of the sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Afterwards {
+    /// It is ended: it was made for this.
+    End,
+    /// It goes on.
+    GoOn,
+}
+
+/// Permissions of a template's files.
+const READ_ONLY: u32 = 0o444;
+
+/// Saves the sandbox into the folder, and gives that its name.
+pub(super) fn save(
+    sandbox: &Sandbox,
+    unfinished: Unfinished,
+    inputs: Inputs,
+    built_with_secrets: bool,
+    afterwards: Afterwards,
+) -> Result<Template, TemplateError> {
+    let folder = unfinished.path();
+    let memory = create(&folder.join(MEMORY))?;
+    memory
+        .set_len(u64::from(inputs.memory_mib) << 20)
+        .map_err(file("Sizing", &folder.join(MEMORY)))?;
+    let state = create(&folder.join(STATE))?;
+    let memory_used_bytes = write(sandbox, &inputs, (&state, &memory), afterwards)?;
+    let manifest = Manifest {
+        format: FORMAT,
+        sandvmm: env!("CARGO_PKG_VERSION").to_owned(),
+        built_at_s: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs()),
+        inputs_digest: inputs.digest(),
+        inputs,
+        built_with_secrets,
+        memory: own_file(&memory, &folder.join(MEMORY), Content::Sparse)?,
+        memory_used_bytes,
+        state: own_file(&state, &folder.join(STATE), Content::Whole)?,
+    };
+    let path = folder.join(MANIFEST);
+    let text = serde_json::to_vec_pretty(&manifest).map_err(|error| TemplateError::Manifest {
+        path: path.clone(),
+        why: error.to_string(),
+    })?;
+    let mut opened = create(&path)?;
+    opened.write_all(&text).map_err(file("Writing", &path))?;
+    finish(&opened, &path)?;
+    let folder = unfinished.finish()?;
+    Template::open_folder(&folder, super::check::Note::read(&folder))
+}
+
+/// Brings the guest to a stand and has the machine write itself. Gives the bytes of memory that are in use.
+fn write(
+    sandbox: &Sandbox,
+    inputs: &Inputs,
+    (state, memory): (&File, &File),
+    afterwards: Afterwards,
+) -> Result<u64, TemplateError> {
+    let no_kvm = |sentence| TemplateError::Start(StartError::NoKvm { sentence });
+    let again = |file: &File| file.try_clone().map(OwnedFd::from);
+    let no_descriptor = |source| {
+        TemplateError::Start(StartError::System {
+            action: "Giving the template's files to the machine",
+            source,
+        })
+    };
+    let descriptors = vec![
+        host::open_kvm().map_err(no_kvm)?,
+        again(state).map_err(no_descriptor)?,
+        again(memory).map_err(no_descriptor)?,
+    ];
+    let shared = sandbox.shared();
+    let then = match afterwards {
+        Afterwards::End => Then::Stay,
+        Afterwards::GoOn => Then::Resume,
+    };
+    shared.freeze(afterwards == Afterwards::End)?;
+    let saved = shared.save(then, descriptors, inputs.memory_mib);
+    match afterwards {
+        Afterwards::End => {
+            sandbox.end();
+        }
+        // Also where it was not saved.
+        Afterwards::GoOn => shared.thaw()?,
+    }
+    Ok(saved?.memory_bytes)
+}
+
+fn create(path: &Path) -> Result<File, TemplateError> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(file("Making", path))
+}
+
+/// What is recorded of a file, which does not change any more.
+fn own_file(opened: &File, path: &Path, content: Content) -> Result<OwnFile, TemplateError> {
+    finish(opened, path)?;
+    Ok(OwnFile {
+        bytes: opened.metadata().map_err(file("Inspecting", path))?.len(),
+        sha256: digest(opened, path, content)?,
+    })
+}
+
+/// Nobody writes to it any more, and it survives the host's crash.
+fn finish(opened: &File, path: &Path) -> Result<(), TemplateError> {
+    opened
+        .set_permissions(fs::Permissions::from_mode(READ_ONLY))
+        .and_then(|()| opened.sync_all())
+        .map_err(file("Writing", path))
+}

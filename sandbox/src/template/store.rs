@@ -1,0 +1,175 @@
+//! Where templates are: a folder each in the data folder's `templates`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::{TemplateError, file};
+use crate::images;
+
+/// Longest name of a template.
+const MAX_NAME_BYTES: usize = 64;
+
+/// How the folder of one that is being built begins: no template's name can.
+const UNFINISHED: &str = ".building-";
+
+/// The folder of all templates.
+pub(super) fn root() -> Result<PathBuf, TemplateError> {
+    Ok(images::data_folder()?.join("templates"))
+}
+
+/// The folder of a template, there or not.
+pub(super) fn folder(name: &str) -> Result<PathBuf, TemplateError> {
+    let mut bytes = name.bytes();
+    let is_name = bytes.len() <= MAX_NAME_BYTES
+        && bytes
+            .next()
+            .is_some_and(|byte| byte.is_ascii_alphanumeric())
+        && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if !is_name {
+        return Err(TemplateError::Name {
+            name: name.to_owned(),
+        });
+    }
+    Ok(root()?.join(name))
+}
+
+/// The names of all templates, sorted.
+///
+/// # Errors
+/// See [`TemplateError`].
+pub(super) fn list() -> Result<Vec<String>, TemplateError> {
+    let root = root()?;
+    let entries = match fs::read_dir(&root) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(file("Reading", &root)(error)),
+    };
+    let mut names: Vec<String> = entries
+        .filter_map(Result::ok)
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| folder(name).is_ok())
+        .collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Removes a template. Its forks live on: what they have mapped stays until they end.
+///
+/// # Errors
+/// See [`TemplateError`].
+pub(super) fn remove(name: &str) -> Result<(), TemplateError> {
+    let folder = folder(name)?;
+    if !folder.is_dir() {
+        return Err(missing(name)?);
+    }
+    // Under a name that is none first: nobody opens half a template.
+    let gone = Unfinished::name(&root()?, name);
+    fs::rename(&folder, &gone).map_err(file("Removing", &folder))?;
+    fs::remove_dir_all(&gone).map_err(file("Removing", &gone))
+}
+
+/// The error for a template that is not there.
+pub(super) fn missing(name: &str) -> Result<TemplateError, TemplateError> {
+    Ok(TemplateError::Missing {
+        name: name.to_owned(),
+        folder: root()?,
+    })
+}
+
+/// A template's folder while it is being built; dropped before it is finished, it is removed.
+#[derive(Debug)]
+pub(super) struct Unfinished {
+    path: PathBuf,
+    target: PathBuf,
+    name: String,
+}
+
+impl Unfinished {
+    /// Makes the folder, beside those of finished ones.
+    ///
+    /// # Errors
+    /// [`TemplateError::Exists`], and others.
+    pub(super) fn new(name: &str) -> Result<Self, TemplateError> {
+        let target = folder(name)?;
+        let exists = TemplateError::Exists {
+            name: name.to_owned(),
+        };
+        if target.exists() {
+            return Err(exists);
+        }
+        let root = root()?;
+        fs::create_dir_all(&root).map_err(file("Making", &root))?;
+        let path = Self::name(&root, name);
+        fs::create_dir(&path).map_err(file("Making", &path))?;
+        Ok(Self {
+            path,
+            target,
+            name: name.to_owned(),
+        })
+    }
+
+    fn name(root: &Path, name: &str) -> PathBuf {
+        root.join(format!("{UNFINISHED}{name}-{}", std::process::id()))
+    }
+
+    /// The folder.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives it its name, all at once. Gives the folder.
+    ///
+    /// # Errors
+    /// [`TemplateError::Exists`] where somebody was faster.
+    pub(super) fn finish(self) -> Result<PathBuf, TemplateError> {
+        match fs::rename(&self.path, &self.target) {
+            Ok(()) => {
+                // So that the name survives the host's crash, as the files do.
+                let _ = fs::File::open(&self.target).and_then(|folder| folder.sync_all());
+                Ok(self.target.clone())
+            }
+            Err(_) if self.target.exists() => Err(TemplateError::Exists {
+                name: self.name.clone(),
+            }),
+            Err(error) => Err(file("Naming", &self.target)(error)),
+        }
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Gone already where it was finished.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_could_lead_elsewhere_are_refused() {
+        for name in [
+            "",
+            ".",
+            "..",
+            ".a",
+            "a/b",
+            "/a",
+            "-a",
+            "a b",
+            "ä",
+            "a\0",
+            &"a".repeat(65),
+        ] {
+            assert!(
+                matches!(folder(name), Err(TemplateError::Name { .. })),
+                "{name:?}"
+            );
+        }
+        for name in ["a", "default", "numpy-1.2_x", "0", &"a".repeat(64)] {
+            assert!(folder(name).unwrap().ends_with(name));
+        }
+    }
+}
