@@ -3,6 +3,7 @@
 
 mod files;
 mod restore;
+mod save;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -293,3 +293,6 @@ fn check_host(state: &File, path: &Path) -> Result<(), TemplateError> {
         .map_err(file("Reading", path))?;
     vmm::restore::check(kvm, &bytes).map_err(TemplateError::Host)
 }
+
+#[cfg(test)]
+mod tests;
