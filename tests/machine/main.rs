@@ -23,5 +23,6 @@ mod limits;
 mod output;
 mod programs;
 mod soak;
+mod template;
 mod terminal;
 mod workspace;

@@ -1,0 +1,298 @@
+//! Templates: built once, forked for each run, and no two forks alike.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sandvmm::{Images, Outcome, Sandbox, Template};
+use sandvmm_tests::{Call, HUNG_AFTER, run, sandvmm};
+use tempfile::TempDir;
+
+/// What the host's clock may be ahead of a guest's that has just read its own, on an emulated processor.
+const CLOCK_TOLERANCE_S: f64 = 5.0;
+
+/// A data folder of its own, with the images of the real one and no template.
+struct Home(TempDir);
+
+impl Home {
+    fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let images = Images::from_data_folder().unwrap();
+        for path in [images.kernel, images.initrd, images.rootfs] {
+            let name = path.file_name().unwrap();
+            symlink(path.canonicalize().unwrap(), home.path().join(name)).unwrap();
+        }
+        Self(home)
+    }
+
+    fn sandvmm(&self, args: &[&str]) -> Call {
+        sandvmm(args.iter().copied())
+            .env("SANDVMM_HOME", self.0.path())
+            .within(HUNG_AFTER * 2)
+    }
+
+    fn run(&self, args: &[&str]) -> Call {
+        run(args.iter().copied()).env("SANDVMM_HOME", self.0.path())
+    }
+
+    fn folder(&self, name: &str) -> PathBuf {
+        self.0.path().join("templates").join(name)
+    }
+
+    /// A template with a warm interpreter.
+    fn build(&self, name: &str, args: &[&str]) {
+        let fixed = ["template", "build", name, "--memory", "128M"];
+        self.sandvmm(&[&fixed, args].concat()).done().expect(0);
+    }
+}
+
+fn now_s() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs_f64()
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn forks_of_a_template_run_and_no_two_are_alike() {
+    let home = Home::new();
+    home.build(
+        "t",
+        &[
+            "--warm",
+            "import json, random, time, uuid",
+            "--run",
+            "echo kept > /var/tmp/kept",
+        ],
+    );
+    let before = home.sandvmm(&["template", "verify", "t"]).done().expect(0);
+    assert_eq!(before.text(), "t is whole\n");
+    let code = "import json, os, random, socket, time, uuid
+begun = time.monotonic(); time.sleep(0.1); slept = time.monotonic() - begun
+read = lambda path: open(path).read().strip()
+print(json.dumps({
+    'slept': slept, 'clock': time.time(), 'kept': read('/var/tmp/kept'),
+    'own': [read('/proc/sys/kernel/random/uuid'), os.urandom(16).hex(), str(uuid.uuid4()), random.random(),
+            read('/proc/sys/kernel/random/boot_id'), read('/etc/machine-id'), socket.gethostname()]}))";
+
+    let mut own = HashSet::new();
+    for _ in 0..5 {
+        let ran = home
+            .run(&["--template", "t", "--json", "--timeout", "200s", "-c", code])
+            .done()
+            .expect(0);
+        let now = now_s();
+        let report = ran.json();
+        assert_eq!(report["template"], "t");
+        assert_eq!(report["warm"], true, "{report}");
+        let told: serde_json::Value =
+            serde_json::from_str(report["stdout"].as_str().unwrap()).unwrap();
+        assert_eq!(told["kept"], "kept");
+        let clock = told["clock"].as_f64().unwrap();
+        assert!(
+            now - clock < CLOCK_TOLERANCE_S && clock <= now,
+            "{clock} at {now}"
+        );
+        let slept = told["slept"].as_f64().unwrap();
+        assert!((0.1..5.0).contains(&slept), "{slept}");
+        for value in told["own"].as_array().unwrap() {
+            assert!(own.insert(value.to_string()), "twice: {value}");
+        }
+    }
+    // A run that writes everywhere it can changes nothing in the template.
+    home.run(&[
+        "--template", "t", "--timeout", "200s", "-u", "root", "-c",
+        "import os; os.write(os.open('/dev/shm/x', os.O_CREAT | os.O_WRONLY), bytes(range(256)) * 200000)",
+    ])
+    .done()
+    .expect(0);
+    home.sandvmm(&["template", "verify", "t"]).done().expect(0);
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn the_default_template_is_forked_where_it_fits() {
+    let home = Home::new();
+    let path = |args: &[&str]| {
+        let report = home
+            .run(&[args, &["--json", "--timeout", "200s", "--", "true"]].concat())
+            .done()
+            .expect(0)
+            .json();
+        (report["template"].clone(), report["path_reason"].clone())
+    };
+    let (template, why) = path(&[]);
+    assert!(template.is_null() && why == "There is no default template");
+
+    home.build("default", &[]);
+
+    assert_eq!(path(&["--memory", "128M"]).0, "default");
+    let (template, why) = path(&[]);
+    assert!(template.is_null() && why.as_str().unwrap().contains("size of memory"));
+    assert!(path(&["--cold", "--memory", "128M"]).0.is_null());
+    assert!(path(&["--cpus", "2", "--memory", "128M"]).0.is_null());
+    home.sandvmm(&["template", "rm", "default"])
+        .done()
+        .expect(0);
+    assert!(path(&["--memory", "128M"]).0.is_null());
+    assert!(!home.folder("default").exists());
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_template_of_which_something_has_changed_is_refused_by_name() {
+    let home = Home::new();
+    let kernel = home.0.path().join("own-kernel");
+    fs::copy(Images::from_data_folder().unwrap().kernel, &kernel).unwrap();
+    home.build("t", &["--kernel", kernel.to_str().unwrap()]);
+    let refused = || {
+        home.run(&["--template", "t", "--", "true"])
+            .done()
+            .expect(125)
+            .stderr
+    };
+
+    fs::write(&kernel, "another").unwrap();
+    assert!(refused().contains("kernel"), "{}", refused());
+    fs::copy(Images::from_data_folder().unwrap().kernel, &kernel).unwrap();
+    home.run(&["--template", "t", "--timeout", "200s", "--", "true"])
+        .done()
+        .expect(0);
+
+    let memory = home.folder("t").join("memory");
+    assert!(fs::metadata(&memory).unwrap().permissions().readonly());
+    let whole = fs::read(&memory).unwrap();
+    fs::remove_file(&memory).unwrap();
+    let mut changed = whole;
+    changed[0x10_0000] ^= 1;
+    fs::write(&memory, changed).unwrap();
+    assert!(refused().contains("memory"), "{}", refused());
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_build_that_fails_leaves_nothing() {
+    let home = Home::new();
+    let ran = home
+        .sandvmm(&[
+            "template",
+            "build",
+            "t",
+            "--memory",
+            "128M",
+            "--run",
+            "echo no >&2; exit 3",
+        ])
+        .done()
+        .expect(125);
+    assert!(
+        ran.stderr.contains("exit 3") && ran.stderr.contains("no"),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(
+        fs::read_dir(home.0.path().join("templates"))
+            .unwrap()
+            .count(),
+        0
+    );
+
+    for args in [
+        &["template", "inspect", "t"],
+        &["template", "verify", "../t"],
+    ] {
+        home.sandvmm(args).done().expect(125);
+    }
+    let ran = home.sandvmm(&["template", "list"]).done().expect(0);
+    assert_eq!(ran.text(), "");
+}
+
+/// A template of the real data folder that goes with the test.
+struct Named(String);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        // Gone already where the test failed before it was built.
+        let _ = Template::remove(&self.0);
+    }
+}
+
+fn say(sandbox: &Sandbox, script: &str) -> String {
+    let output = sandbox.command("sh").args(["-c", script]).output().unwrap();
+    assert_eq!(output.completion.outcome, Outcome::Exited(0), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_sandbox_in_use_is_saved_goes_on_and_is_forked_through_generations() {
+    let mut sandbox = Sandbox::builder().memory_mib(128).start().unwrap();
+    say(&sandbox, "echo 0 > /tmp/file");
+    let counting = sandbox
+        .command("sh")
+        .args([
+            "-c",
+            "n=0; while true; do n=$((n+1)); echo $n > /tmp/count; sleep 0.1; done",
+        ])
+        .spawn()
+        .unwrap();
+    for generation in 1..=3 {
+        let named = Named(format!("test-{}-{generation}", std::process::id()));
+        let template = sandbox.snapshot(&named.0).unwrap();
+        // The parent goes on, its command too.
+        let count: u64 = say(&sandbox, "cat /tmp/count").trim().parse().unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(
+            say(&sandbox, "cat /tmp/count")
+                .trim()
+                .parse::<u64>()
+                .unwrap()
+                > count
+        );
+        if generation == 1 {
+            counting.kill().unwrap();
+        }
+        let fork = template.fork().unwrap();
+        assert_eq!(say(&fork, "cat /tmp/file"), say(&sandbox, "cat /tmp/file"));
+        let before: u64 = say(&fork, "cat /tmp/count").trim().parse().unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        let after: u64 = say(&fork, "cat /tmp/count").trim().parse().unwrap();
+        assert!(
+            after > before,
+            "what ran when it was saved runs in the fork"
+        );
+        say(&fork, &format!("echo {generation} >> /tmp/file"));
+        assert!(!say(&sandbox, "cat /tmp/file").contains(&generation.to_string()));
+        sandbox = fork;
+    }
+    assert_eq!(say(&sandbox, "cat /tmp/file"), "0\n1\n2\n3\n");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn forks_with_several_processors_run_beside_each_other() {
+    let home = Home::new();
+    home.build("t", &["--cpus", "2", "--warm", "import json"]);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let ran = home
+                    .run(&[
+                        "--template",
+                        "t",
+                        "--timeout",
+                        "200s",
+                        "-c",
+                        "import os; print(os.cpu_count())",
+                    ])
+                    .done()
+                    .expect(0);
+                assert_eq!(ran.text(), "2\n");
+            });
+        }
+    });
+    assert!(Path::new(&home.folder("t")).exists());
+}
