@@ -1,7 +1,10 @@
 //! Where templates are: a folder each in the data folder's `templates`.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
 
 use super::error::{TemplateError, file};
 use crate::images;
@@ -78,8 +81,11 @@ pub(super) fn missing(name: &str) -> Result<TemplateError, TemplateError> {
 }
 
 /// A template's folder while it is being built; dropped before it is finished, it is removed.
+///
+/// It is locked as long as its builder lives: one that is not is what a builder has left that was killed, and the next one removes it.
 #[derive(Debug)]
 pub(super) struct Unfinished {
+    _lock: OwnedFd,
     path: PathBuf,
     target: PathBuf,
     name: String,
@@ -101,8 +107,11 @@ impl Unfinished {
         let root = root()?;
         fs::create_dir_all(&root).map_err(file("Making", &root))?;
         let path = Self::name(&root, name);
+        remove_left_behind(&root);
         fs::create_dir(&path).map_err(file("Making", &path))?;
+        let lock = lock(&path).map_err(file("Locking", &path))?;
         Ok(Self {
+            _lock: lock,
             path,
             target,
             name: name.to_owned(),
@@ -144,9 +153,56 @@ impl Drop for Unfinished {
     }
 }
 
+/// The folder's lock.
+///
+/// # Errors
+/// Where somebody else has it, and the system's.
+fn lock(folder: &Path) -> std::io::Result<OwnedFd> {
+    let opened = OwnedFd::from(fs::File::open(folder)?);
+    flock(&opened, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(opened)
+}
+
+/// Removes the folders of builders that are gone. What can't be removed costs room and no more.
+fn remove_left_behind(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        let is_unfinished = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with(UNFINISHED));
+        if is_unfinished && let Ok(_lock) = lock(&entry.path()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_killed_builder_has_left_is_removed_and_no_more() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = |name: &str| {
+            let path = root.path().join(name);
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("memory"), "x").unwrap();
+            path
+        };
+        let (template, living, dead) = (
+            folder("t"),
+            folder(&format!("{UNFINISHED}a-1")),
+            folder(&format!("{UNFINISHED}b-2")),
+        );
+        let held = lock(&living).unwrap();
+
+        remove_left_behind(root.path());
+
+        assert!(template.exists() && living.exists() && !dead.exists());
+        drop(held);
+        remove_left_behind(root.path());
+        assert!(template.exists() && !living.exists());
+    }
 
     #[test]
     fn names_that_could_lead_elsewhere_are_refused() {
