@@ -231,7 +231,7 @@ mod tests {
                     "exited_us": null, "gone_us": null
                 },
                 "usage": {"peak_memory_bytes": 0, "cpu_time_us": 0, "oom_kills": 0},
-                "cell": null
+                "cell": null, "template": null, "path_reason": null, "warm": false
             })
         );
         assert_eq!(line.lines().count(), 1);
