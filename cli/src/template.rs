@@ -131,12 +131,14 @@ pub(crate) fn parse_copy(text: &str) -> Result<(PathBuf, PathBuf), String> {
 }
 
 /// How a run's machine comes to be, and why so.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Path {
     /// The template that is forked; none for a machine that boots.
     pub(crate) template: Option<String>,
     /// One sentence.
     pub(crate) why: String,
+    /// The machine's memory.
+    pub(crate) memory_mib: u32,
 }
 
 /// The builder of a run's machine.
@@ -151,6 +153,7 @@ pub(crate) fn choose(
         let path = Path {
             template: None,
             why: why.to_owned(),
+            memory_mib: args.machine.memory,
         };
         (machine::builder(&args.machine, called_at), path)
     };
@@ -163,6 +166,7 @@ pub(crate) fn choose(
         let path = Path {
             template: Some(name.to_owned()),
             why: why.to_owned(),
+            memory_mib: template.manifest().inputs.memory_mib,
         };
         (
             machine::with_cell(template.sandbox(), &args.machine, called_at),

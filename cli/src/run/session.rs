@@ -167,7 +167,10 @@ impl Session {
     fn limits(&self) -> Limits {
         Limits {
             timeout: self.args.timeout.0,
-            memory_mib: self.args.machine.memory,
+            memory_mib: self
+                .path
+                .get()
+                .map_or(self.args.machine.memory, |path| path.memory_mib),
         }
     }
 
