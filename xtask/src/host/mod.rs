@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -243,7 +244,7 @@ impl HostCommand {
         let guest = guest::prepare(&cache, progress)?;
         let emulator = Emulator::find(&cache, progress);
         let shares = workspace.shares();
-        let agent = std::env::current_exe().map_err(failed("find this program"))?;
+        let agent = own_program().map_err(failed("find this program"))?;
         let plan = Plan {
             emulator: &emulator,
             guest: &guest,
@@ -306,6 +307,18 @@ impl HostCommand {
         all.extend(changes);
         all.into_iter().collect()
     }
+}
+
+/// This program's file. Where a build has replaced it since it was started, which the kernel marks in the name (proc_pid_exe(5)), it is
+/// the new one at the same place.
+fn own_program() -> Result<PathBuf, io::Error> {
+    let named = std::env::current_exe()?;
+    let place = named
+        .as_os_str()
+        .as_bytes()
+        .strip_suffix(b" (deleted)")
+        .map(|place| PathBuf::from(OsStr::from_bytes(place)));
+    Ok(place.filter(|_| !named.exists()).unwrap_or(named))
 }
 
 /// Waits for the agent, bounded, and gives it the command and a copy of standard input.
