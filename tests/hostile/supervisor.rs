@@ -132,7 +132,11 @@ impl Supervisor {
             }
             (Outcome::GoesOn, Step::GoesOn) => {
                 std::thread::sleep(WATCHED);
-                self.is_bounded()?;
+                if let Err(reason) = self.is_bounded() {
+                    // A process that is gone has said why.
+                    self.deadline = Instant::now() + WATCHED;
+                    return Err(format!("{reason}; it came to {:?}", self.next_step()));
+                }
                 Ok(false)
             }
             (Outcome::Ends(wanted), Step::Ended(reason)) => {

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use super::MACHINE_TESTS;
 use super::verdict::{self, Verdict};
+use super::{HOSTILE_TEST, MACHINE_TESTS};
 use crate::cache::{Cache, CacheError};
 use crate::host::{HostCommand, HostError};
 use crate::image::{self, ImageError, Variant};
@@ -89,14 +89,23 @@ pub(super) fn run(
         ("SANDVMM_KVM_HOST", Path::new("1")),
     ];
     let mut passed = 0;
+    let mut failed = Ok(());
     for program in programs {
         let tests = Tests {
             program: &program,
             environment: variables.map(|(name, value)| (name.into(), value.into())),
             filters,
         };
-        passed += tests.run(workspace, progress)?;
+        match tests.run(workspace, progress) {
+            Ok(count) => passed += count,
+            // The other programs are run all the same; the first failure is what is told in the end.
+            Err(error) => {
+                progress.say(&error.to_string());
+                failed = failed.and(Err(error));
+            }
+        }
     }
+    failed?;
     if passed == 0 {
         let reason = String::from("no test has these words in its name");
         return Err(MachineTestsError::Skipped(reason));
@@ -154,6 +163,11 @@ impl Tests<'_> {
             .collect())
     }
 
+    fn is_hostile(&self) -> bool {
+        let name = self.program.file_name().unwrap_or_default();
+        name.as_encoded_bytes().starts_with(HOSTILE_TEST.as_bytes())
+    }
+
     fn command<'b>(&self, ended: impl Iterator<Item = &'b String>) -> HostCommand {
         let mut command = ["timeout", "--kill-after=10"].map(OsString::from).to_vec();
         command.push(PROGRAM_MAX_S.to_string().into());
@@ -171,6 +185,9 @@ impl Tests<'_> {
             command,
             environment: self.environment.to_vec(),
             count_instructions: false,
+            // With two processors that leave the guest without a pause, QEMU 10.0.2 lets one of twelve such guests end in a triple
+            // fault; with one host processor, none of sixty.
+            one_processor: self.is_hostile(),
             resident: Vec::new(),
         }
     }
