@@ -8,7 +8,7 @@ use std::process::Command;
 use serde::Deserialize;
 
 use super::verdict::{self, Verdict};
-use super::{HOSTILE_TEST, MACHINE_TESTS};
+use super::{BARE_METAL_TESTS, MACHINE_TESTS};
 use crate::cache::{Cache, CacheError};
 use crate::host::{HostCommand, HostError};
 use crate::image::{self, ImageError, Variant};
@@ -163,9 +163,11 @@ impl Tests<'_> {
             .collect())
     }
 
-    fn is_hostile(&self) -> bool {
+    fn is_bare_metal(&self) -> bool {
         let name = self.program.file_name().unwrap_or_default();
-        name.as_encoded_bytes().starts_with(HOSTILE_TEST.as_bytes())
+        BARE_METAL_TESTS
+            .iter()
+            .any(|test| name.as_encoded_bytes().starts_with(test.as_bytes()))
     }
 
     fn command<'b>(&self, ended: impl Iterator<Item = &'b String>) -> HostCommand {
@@ -187,7 +189,7 @@ impl Tests<'_> {
             count_instructions: false,
             // With two processors that leave the guest without a pause, QEMU 10.0.2 lets one of twelve such guests end in a triple
             // fault; with one host processor, none of sixty.
-            one_processor: self.is_hostile(),
+            one_processor: self.is_bare_metal(),
             resident: Vec::new(),
         }
     }
