@@ -81,7 +81,6 @@ pub(crate) fn boot(
         command: vec!["sh".into(), "-c".into(), boots(runs).into()],
         environment: vec![("SANDVMM_HOME".into(), data.path().into())],
         count_instructions: true,
-        one_processor: true,
         resident: files.iter().cloned().chain([program]).collect(),
     };
     let step = progress.begin("Counting the instructions of a boot");

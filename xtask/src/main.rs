@@ -84,7 +84,6 @@ fn perform(task: Task) -> Result<u8, Box<dyn Error>> {
                 command,
                 environment: Vec::new(),
                 count_instructions,
-                one_processor: false,
                 resident: Vec::new(),
             };
             Ok(command.run(&Workspace::find()?, &progress)?)
@@ -108,7 +107,6 @@ fn run(arguments: Vec<OsString>, progress: &Progress) -> Result<u8, Box<dyn Erro
             .collect(),
         environment: Vec::new(),
         count_instructions: false,
-        one_processor: false,
         resident: Vec::new(),
     };
     Ok(command.run(&workspace, progress)?)

@@ -102,8 +102,6 @@ pub(crate) struct HostCommand {
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// Always the emulated host, where one instruction is one nanosecond.
     pub(crate) count_instructions: bool,
-    /// Whether an emulated host has one processor only: slower, and without what a translator of several gets wrong.
-    pub(crate) one_processor: bool,
     /// With `count_instructions`: files that the command opens. They are copied into memory first, as the program and its
     /// libraries are: a wait for this machine's file system moves the counting clock on by an arbitrary amount.
     pub(crate) resident: Vec<PathBuf>,
@@ -253,7 +251,6 @@ impl HostCommand {
             shares: &shares,
             agent: &agent,
             count_instructions: self.count_instructions,
-            one_processor: self.one_processor,
         };
         let start = self.start(workspace, &shares)?;
         let (machine, socket) = Qemu::start(&plan)?;

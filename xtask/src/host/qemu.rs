@@ -37,8 +37,6 @@ pub(super) struct Plan<'a> {
     pub(super) agent: &'a Path,
     /// One instruction a nanosecond.
     pub(super) count_instructions: bool,
-    /// One processor.
-    pub(super) one_processor: bool,
 }
 
 /// Why QEMU did not start.
@@ -159,8 +157,6 @@ fn arguments(plan: &Plan<'_>) -> Result<Vec<OsString>, QemuError> {
             "-smp",
             "1",
         ]);
-    } else if plan.one_processor {
-        add(&["-accel", "tcg,thread=single", "-smp", "1"]);
     } else {
         add(&["-accel", "tcg,thread=multi", "-smp", &cpus.to_string()]);
     }

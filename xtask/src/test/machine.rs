@@ -7,8 +7,8 @@ use std::process::Command;
 
 use serde::Deserialize;
 
+use super::MACHINE_TESTS;
 use super::verdict::{self, Verdict};
-use super::{BARE_METAL_TESTS, MACHINE_TESTS};
 use crate::cache::{Cache, CacheError};
 use crate::host::{HostCommand, HostError};
 use crate::image::{self, ImageError, Variant};
@@ -163,13 +163,6 @@ impl Tests<'_> {
             .collect())
     }
 
-    fn is_bare_metal(&self) -> bool {
-        let name = self.program.file_name().unwrap_or_default();
-        BARE_METAL_TESTS
-            .iter()
-            .any(|test| name.as_encoded_bytes().starts_with(test.as_bytes()))
-    }
-
     fn command<'b>(&self, ended: impl Iterator<Item = &'b String>) -> HostCommand {
         let mut command = ["timeout", "--kill-after=10"].map(OsString::from).to_vec();
         command.push(PROGRAM_MAX_S.to_string().into());
@@ -187,9 +180,6 @@ impl Tests<'_> {
             command,
             environment: self.environment.to_vec(),
             count_instructions: false,
-            // With two processors that leave the guest without a pause, QEMU 10.0.2 lets one of twelve such guests end in a triple
-            // fault; with one host processor, none of sixty.
-            one_processor: self.is_bare_metal(),
             resident: Vec::new(),
         }
     }
