@@ -7,6 +7,11 @@ use std::time::Duration;
 use sandvmm_tests::{Background, eventually, resident_kib, run};
 use sha2::{Digest, Sha256};
 
+/// How much the command and the machine's process may grow, in KiB, while nobody reads and while a GiB passes. The guest's memory is a part of the
+/// machine's process, and comes in huge pages of 2 MiB as the guest touches it: a page here, a page there.
+const RESTING_KIB_MAX: [u64; 2] = [1 << 10, 16 << 10];
+const BUSY_KIB_MAX: [u64; 2] = [8 << 10, 96 << 10];
+
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn output_that_can_not_be_written_ends_a_program_that_would_go_on() {
@@ -138,9 +143,9 @@ fn a_reader_that_stops_stops_the_program_and_memory_stays_flat() {
     std::thread::sleep(Duration::from_secs(6));
     let after: Vec<u64> = pids.iter().filter_map(|pid| resident_kib(*pid)).collect();
 
-    for (before, after) in before.iter().zip(&after) {
+    for ((before, after), bound) in before.iter().zip(&after).zip(RESTING_KIB_MAX) {
         assert!(
-            after.saturating_sub(*before) < 1024,
+            after.saturating_sub(*before) < bound,
             "grew from {before} to {after} KiB"
         );
     }
@@ -181,9 +186,9 @@ fn a_gigabyte_of_output_passes_with_memory_flat() {
 
     assert_eq!(total, 1 << 30);
     assert_eq!(machine.wait(), Some(0));
-    for (early, late) in early.iter().zip(&late) {
+    for ((early, late), bound) in early.iter().zip(&late).zip(BUSY_KIB_MAX) {
         assert!(
-            late.saturating_sub(*early) < 8 << 10,
+            late.saturating_sub(*early) < bound,
             "grew from {early} to {late} KiB"
         );
     }
