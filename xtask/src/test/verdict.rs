@@ -21,6 +21,15 @@ pub(super) fn in_output(output: &str) -> Verdicts {
     output.lines().filter_map(in_line).collect()
 }
 
+/// The names of the tests that failed.
+pub(super) fn failed(verdicts: &Verdicts) -> Vec<String> {
+    verdicts
+        .iter()
+        .filter(|(_, verdict)| **verdict == Verdict::Failed)
+        .map(|(name, _)| name.clone())
+        .collect()
+}
+
 /// `test NAME ... ok`, in which the harness may pad the name and give a reason at the end.
 fn in_line(line: &str) -> Option<(String, Verdict)> {
     let (name, word) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
