@@ -1,6 +1,5 @@
 //! Bringing everything in a guest to a stand, so that its machine can be saved.
 
-use std::sync::PoisonError;
 use std::time::Instant;
 
 use protocol::message::ToAgent;
@@ -144,18 +143,7 @@ impl Shared {
                 }
                 Standstill::Asked | Standstill::Thawing => {}
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() && !reported {
-                // The supervisor ends the machine, which ends this wait.
-                reported = state.push(Request::Unanswered).is_ok();
-                self.wake();
-            }
-            let nap = if left.is_zero() { ANSWER_LIMIT } else { left };
-            state = self
-                .changed
-                .wait_timeout(state, nap)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = self.wait_for_answer(state, deadline, &mut reported);
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Having a machine write itself into two files.
 
 use std::os::fd::OwnedFd;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use vmm::control::{Taken, Then};
@@ -100,18 +99,7 @@ impl Shared {
             if let Some(over) = state.over() {
                 return Err(over.clone().into());
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() && !reported {
-                // The supervisor ends the machine, which ends this wait.
-                reported = state.push(Request::Unanswered).is_ok();
-                self.wake();
-            }
-            let nap = if left.is_zero() { ANSWER_LIMIT } else { left };
-            state = self
-                .changed
-                .wait_timeout(state, nap)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = self.wait_for_answer(state, deadline, &mut reported);
         }
     }
 }

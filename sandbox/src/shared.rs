@@ -146,6 +146,27 @@ impl Shared {
         Ok(())
     }
 
+    /// Waits until something has changed. An answer that is not there by `deadline` is reported as missing, once: the supervisor
+    /// ends the machine then, which ends the wait.
+    pub(crate) fn wait_for_answer<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        deadline: Instant,
+        reported: &mut bool,
+    ) -> MutexGuard<'a, State> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() && !*reported {
+            *reported = state.push(Request::Unanswered).is_ok();
+            self.wake();
+        }
+        // After the report there is nothing to count down to but the machine's end.
+        let nap = if left.is_zero() { ANSWER_LIMIT } else { left };
+        self.changed
+            .wait_timeout(state, nap)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+    }
+
     /// Waits until the guest says whether a command runs. One that does not is forgotten.
     pub(crate) fn wait_started(&self, id: u32) -> Started {
         let deadline = Instant::now() + ANSWER_LIMIT;
@@ -172,19 +193,7 @@ impl Shared {
                 state.commands.remove(&id);
                 return Started::Over(over);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() && !reported {
-                // The supervisor ends the machine, which ends this wait.
-                reported = state.push(Request::Unanswered).is_ok();
-                self.wake();
-            }
-            // After the report there is nothing to count down to but the machine's end.
-            let nap = if left.is_zero() { ANSWER_LIMIT } else { left };
-            state = self
-                .changed
-                .wait_timeout(state, nap)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = self.wait_for_answer(state, deadline, &mut reported);
         }
     }
 

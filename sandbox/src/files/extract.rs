@@ -103,7 +103,8 @@ impl<'a> Extraction<'a> {
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&folder, &beside, flags, Mode::from_raw_mode(0o600))
             .map_err(host(&full))?;
-        let written = fill(&file.into(), exchange, bytes_max, &full).and_then(|(file, bytes)| {
+        let file = File::from(file);
+        let written = fill(&file, exchange, bytes_max, &full).and_then(|bytes| {
             rustix::fs::fchmod(&file, Mode::from_raw_mode(place.mode & SAFE_BITS))
                 .and_then(|()| rustix::fs::futimens(&file, &times(place.modified_ns)))
                 .and_then(|()| rustix::fs::renameat(&folder, &beside, &folder, &name))
@@ -165,7 +166,7 @@ fn fill(
     exchange: &Exchange<'_>,
     bytes_max: u64,
     full: &Path,
-) -> Result<(File, u64), FileError> {
+) -> Result<u64, FileError> {
     let mut content = exchange.content()?;
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut bytes = 0;
@@ -190,7 +191,7 @@ fn fill(
                 source,
             })?;
     }
-    Ok((file.try_clone().map_err(FileError::Stream)?, bytes))
+    Ok(bytes)
 }
 
 /// A folder beneath another, on a way without links.

@@ -206,11 +206,7 @@ fn judge(
     wanted: &BTreeSet<String>,
     verdicts: &verdict::Verdicts,
 ) -> Result<usize, MachineTestsError> {
-    let with = |verdict| {
-        let names = verdicts.iter().filter(move |(_, found)| **found == verdict);
-        names.map(|(name, _)| name.as_str()).collect::<Vec<_>>()
-    };
-    let failed = with(Verdict::Failed);
+    let failed = verdict::failed(verdicts);
     if !failed.is_empty() {
         let reason = format!("{} failed: {}", failed.len(), failed.join(", "));
         return Err(MachineTestsError::Failed(reason));
@@ -219,16 +215,16 @@ fn judge(
         let reason = format!("The tests ended with exit code {code}, though none of them failed");
         return Err(MachineTestsError::Failed(reason));
     }
-    let passed = with(Verdict::Passed);
-    let silent: Vec<_> = wanted
+    let passed = |name: &String| verdicts.get(name) == Some(&Verdict::Passed);
+    let silent: Vec<&str> = wanted
         .iter()
+        .filter(|name| !passed(name))
         .map(String::as_str)
-        .filter(|name| !passed.contains(name))
         .collect();
     if !silent.is_empty() {
         return Err(MachineTestsError::Skipped(silent.join(", ")));
     }
-    Ok(passed.len())
+    Ok(verdicts.keys().filter(|name| passed(name)).count())
 }
 
 /// A folder for temporary files; removed at the end.
