@@ -1,6 +1,6 @@
 //! The programs of other projects that the tasks need: found, installed on Debian and Ubuntu, named elsewhere.
 
-pub(crate) mod backports;
+pub(crate) mod release;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -121,15 +121,6 @@ pub(crate) fn ensure(needs: &[Need], progress: &Progress) -> Result<(), PackageE
 
 /// Downloads `packages` and unpacks them into `folder`, installing nothing.
 pub(crate) fn unpack(packages: &[String], folder: &Path) -> Result<(), PackageError> {
-    unpack_with(Command::new("apt-get"), packages, folder)
-}
-
-/// Does that with `apt_get`, which is given what to download.
-fn unpack_with(
-    mut apt_get: Command,
-    packages: &[String],
-    folder: &Path,
-) -> Result<(), PackageError> {
     let listed = packages.join(" ");
     if !has_apt() {
         return Err(PackageError::NoApt { packages: listed });
@@ -141,23 +132,25 @@ fn unpack_with(
     };
     tool::run(Command::new("mkdir").arg("-p").arg(&downloads)).map_err(failed)?;
     tool::run(
-        apt_get
+        Command::new("apt-get")
             .arg("download")
             .args(packages)
             .current_dir(&downloads),
     )
     .map_err(failed)?;
-    let listing = std::fs::read_dir(&downloads)
-        .into_iter()
-        .flatten()
-        .flatten();
+    unpack_downloads(&downloads, folder).map_err(failed)?;
+    tool::run(Command::new("rm").arg("-r").arg(&downloads)).map_err(failed)?;
+    Ok(())
+}
+
+/// Unpacks each package in `downloads` into `folder`.
+fn unpack_downloads(downloads: &Path, folder: &Path) -> Result<(), ToolError> {
+    let listing = std::fs::read_dir(downloads).into_iter().flatten().flatten();
     for package in listing.map(|found| found.path()) {
         if package.extension() == Some(OsStr::new("deb")) {
-            tool::run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(folder))
-                .map_err(failed)?;
+            tool::run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(folder))?;
         }
     }
-    tool::run(Command::new("rm").arg("-r").arg(&downloads)).map_err(failed)?;
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! Newer packages for Debian's stable release, from its own backports: downloaded with a configuration and lists apart, so that
-//! the machine's own sources stay as they are.
+//! A program of another Debian release than this system's, with all its libraries: downloaded with a configuration and lists
+//! apart, so that the machine's own sources stay as they are.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,11 +15,11 @@ const TIMEOUT_S: u32 = 20;
 /// What is asked of apt about each index in the machine's own configuration; [`source_of`] reads the answers.
 const TARGET_FORMAT: &str = "$(CREATED_BY) $(ORIGIN) $(LABEL) $(CODENAME) $(COMPONENT) $(REPO_URI)";
 
-/// Why a package could not be had from the backports.
+/// Why a package of another release could not be had.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BackportsError {
+pub(crate) enum ReleaseError {
     /// The system is no stable Debian.
-    #[error("This system is no release of Debian, which alone has backports")]
+    #[error("This system is no release of Debian, whose archive has it")]
     NotDebian,
     /// apt's configuration does not say where Debian's archive is.
     #[error("apt's configuration has no archive of Debian {0}")]
@@ -33,11 +33,11 @@ pub(crate) enum BackportsError {
 }
 
 /// The code name of the stable Debian that this system is.
-pub(crate) fn codename() -> Result<String, BackportsError> {
+fn codename() -> Result<String, ReleaseError> {
     let description = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     codename_in(&description)
         .filter(|_| super::has_apt())
-        .ok_or(BackportsError::NotDebian)
+        .ok_or(ReleaseError::NotDebian)
 }
 
 /// Debian's code name in the text of an os-release(5) file; unstable has none.
@@ -53,36 +53,37 @@ fn codename_in(description: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Downloads `packages` from the backports of Debian `codename` and unpacks them into `folder`, installing nothing.
-pub(crate) fn unpack(
-    codename: &str,
-    packages: &[&str],
-    folder: &Path,
-) -> Result<(), BackportsError> {
-    let listed = packages.join(" ");
+/// Downloads `package` of Debian's `release` with all that it depends on, the C library included, and unpacks them into `folder`,
+/// installing nothing.
+pub(crate) fn unpack(release: &str, package: &str, folder: &Path) -> Result<(), ReleaseError> {
     let failed = |source: ToolError| PackageError::Apt {
-        packages: listed.clone(),
+        packages: package.to_owned(),
         source,
     };
-    let release = format!("{codename}-backports");
-    let uri = source(codename, &listed)?;
+    let uri = source(&codename()?, package)?;
 
     let state = folder.join("apt");
     for part in ["lists/partial", "cache/archives/partial"] {
         let part = state.join(part);
         std::fs::create_dir_all(&part).map_err(CacheError::io("create the folder", &part))?;
     }
-    let list = state.join("sources.list");
     let line = format!("deb [signed-by={KEYRING}] {uri} {release} main\n");
-    std::fs::write(&list, line).map_err(CacheError::io("write", &list))?;
-    let apt = || private_apt(&state);
+    // No package counts as installed: what this system has of another release does not serve.
+    for (name, content) in [("sources.list", line.as_str()), ("status", "")] {
+        let file = state.join(name);
+        std::fs::write(&file, content).map_err(CacheError::io("write", &file))?;
+    }
 
-    tool::run(apt().arg("update")).map_err(failed)?;
-    let versions: Vec<String> = packages
-        .iter()
-        .map(|package| format!("{package}/{release}"))
-        .collect();
-    super::unpack_with(apt(), &versions, folder)?;
+    tool::run(private_apt(&state).arg("update")).map_err(failed)?;
+    tool::run(private_apt(&state).args([
+        "install",
+        "--yes",
+        "--download-only",
+        "--no-install-recommends",
+        package,
+    ]))
+    .map_err(failed)?;
+    super::unpack_downloads(&state.join("cache/archives"), folder).map_err(failed)?;
     std::fs::remove_dir_all(&state).map_err(CacheError::io("remove", &state))?;
     Ok(())
 }
@@ -95,22 +96,26 @@ fn private_apt(state: &Path) -> Command {
         ("Dir::Etc::sourcelist", state.join("sources.list")),
         ("Dir::Etc::sourceparts", "/dev/null".into()),
         ("Dir::State::lists", state.join("lists")),
+        ("Dir::State::status", state.join("status")),
         ("Dir::Cache", state.join("cache")),
     ] {
         command
             .arg("-o")
             .arg(format!("{option}={}", place.display()));
     }
-    command
-        .arg("-o")
-        .arg(format!("Acquire::http::Timeout={TIMEOUT_S}"))
-        .arg("-o")
-        .arg(format!("Acquire::https::Timeout={TIMEOUT_S}"));
+    for option in [
+        // The lock is the system's, and asks for root.
+        "Debug::NoLocking=1".to_owned(),
+        format!("Acquire::http::Timeout={TIMEOUT_S}"),
+        format!("Acquire::https::Timeout={TIMEOUT_S}"),
+    ] {
+        command.arg("-o").arg(option);
+    }
     command
 }
 
-/// Where this machine gets Debian from, by its own configuration. Backports are in the same archive.
-fn source(codename: &str, wanted: &str) -> Result<String, BackportsError> {
+/// Where this machine gets Debian from, by its own configuration: the archive has every release.
+fn source(codename: &str, wanted: &str) -> Result<String, ReleaseError> {
     let ask = || {
         tool::run(Command::new("apt-get").args(["indextargets", "--format", TARGET_FORMAT]))
             .map(|listing| source_of(&String::from_utf8_lossy(&listing), codename))
@@ -124,7 +129,7 @@ fn source(codename: &str, wanted: &str) -> Result<String, BackportsError> {
     }
     // apt names only what it has lists of.
     super::update(wanted)?;
-    ask()?.ok_or_else(|| BackportsError::NoSource(codename.to_owned()))
+    ask()?.ok_or_else(|| ReleaseError::NoSource(codename.to_owned()))
 }
 
 /// The archive of Debian's release `codename` in a list of apt's indices as [`TARGET_FORMAT`] has them.
