@@ -112,7 +112,7 @@ pub(crate) fn nothing_goes_through() {
         }
         table.push('\n');
     }
-    println!(
+    eprintln!(
         "\n{:<46} | {:<42} | from a processor's thread\n{table}",
         "tried, with everything on", "from the event loop"
     );
@@ -215,12 +215,12 @@ pub(crate) fn without_filters_the_layers_beneath_stop_it() {
         let _ = writeln!(table, "{:<46} | {}", attempt.name, by.join("; "));
         failures.extend(wrong);
     }
-    println!(
+    eprintln!(
         "\n{:<46} | stopped by, each by itself\n{table}",
         "tried, without seccomp"
     );
     if !layers.cell.missing.is_empty() {
-        println!("this host lacks: {:?}", layers.cell.missing);
+        eprintln!("this host lacks: {:?}", layers.cell.missing);
     }
     assert!(failures.is_empty(), "{failures:#?}");
 }

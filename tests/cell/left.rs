@@ -346,7 +346,7 @@ fn many_cycles() -> Result<(), String> {
     }
     before.is_again()?;
     let after = resident_kib();
-    println!(
+    eprintln!(
         "{cycles} machines in {:.1} s: before and after {before:?}; {kib} KiB after {WARM_UP_CYCLES}, {after} KiB in the end",
         began.elapsed().as_secs_f32()
     );
