@@ -210,22 +210,39 @@ fn parents(root: &Path, own: &Path) -> Vec<PathBuf> {
 
 /// Lets the children of a group have the controllers. A group that has processes of its own can't, but for the top
 /// one ("no internal process constraint").
+///
+/// Writes only what changes something: each write waits until groups that were removed before are gone from the kernel, three of its
+/// ticks later.
 fn delegate(parent: &Path) -> io::Result<()> {
     let control = parent.join("cgroup.subtree_control");
     let has = fs::read_to_string(&control)?;
-    let lacking: Vec<String> = CONTROLLERS
-        .iter()
-        .filter(|controller| !has.split_whitespace().any(|one| one == **controller))
-        .map(|controller| format!("+{controller}"))
-        .collect();
-    if !lacking.is_empty() {
-        fs::write(&control, lacking.join(" "))?;
+    let may_have = fs::read_to_string(parent.join("cgroup.controllers"))?;
+    let required = lacking(&CONTROLLERS, &has);
+    if !required.is_empty() {
+        fs::write(&control, required)?;
     }
-    if !has.split_whitespace().any(|one| one == IO_CONTROLLER) {
-        // A machine does without.
-        let _ = fs::write(&control, format!("+{IO_CONTROLLER}"));
+    if names(&may_have, IO_CONTROLLER) {
+        let io = lacking(&[IO_CONTROLLER], &has);
+        if !io.is_empty() {
+            // A machine does without.
+            let _ = fs::write(&control, io);
+        }
     }
     Ok(())
+}
+
+/// What enables those of `controllers` that are not in the list `has`.
+fn lacking(controllers: &[&str], has: &str) -> String {
+    let lacking: Vec<String> = controllers
+        .iter()
+        .filter(|controller| !names(has, controller))
+        .map(|controller| format!("+{controller}"))
+        .collect();
+    lacking.join(" ")
+}
+
+fn names(list: &str, controller: &str) -> bool {
+    list.split_whitespace().any(|one| one == controller)
 }
 
 /// Removes the groups of machines whose supervisor is gone. A group that still has a process is left to the next.
@@ -295,6 +312,12 @@ mod tests {
         ] {
             assert_eq!(owner(OsStr::new(name)), None, "{name}");
         }
+    }
+
+    #[test]
+    fn only_what_is_lacking_is_enabled() {
+        assert_eq!(lacking(&CONTROLLERS, "cpuset io pids\n"), "+cpu +memory");
+        assert_eq!(lacking(&CONTROLLERS, "cpu memory pids"), "");
     }
 
     #[test]
