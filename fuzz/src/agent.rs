@@ -11,6 +11,7 @@ use std::time::Instant;
 use guest_agent::control::{Control, ControlError};
 use guest_agent::limits::{MAX_HEADER_BYTES, RELAY_BYTES};
 use guest_agent::streams::Pending;
+use protocol::call::{Answer, FromBridge, MAX_FRAME_BYTES};
 use protocol::content::{self, ContentReader, MAX_PIECE_BYTES};
 use protocol::file::{FileAnswer, FileDone, FileOperation, FileRequest, FolderItem, TreeItem};
 use protocol::frame::{self, Decoder, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
@@ -41,6 +42,8 @@ pub fn run(data: &[u8]) {
             decode::<FileAnswer>(bytes, cut, MAX_FROM_AGENT_BYTES);
             decode::<FolderItem>(bytes, cut, MAX_FROM_AGENT_BYTES);
             decode::<TreeItem>(bytes, cut, MAX_FROM_AGENT_BYTES);
+            decode::<FromBridge>(bytes, cut, MAX_FRAME_BYTES);
+            decode::<Answer>(bytes, cut, MAX_FRAME_BYTES);
         }
     }
 }

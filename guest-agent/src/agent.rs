@@ -1,6 +1,7 @@
 //! The agent's loop: one thread that waits for the control stream, new data streams, stages, ended processes and
 //! relays, and never for anything else.
 
+mod bridging;
 mod lifecycle;
 mod standstill;
 mod warming;
@@ -19,6 +20,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::process::{Pid, Signal};
 use socket2::SockRef;
 
+use crate::calls::Place;
 use crate::cgroup::{Cgroup, Workload};
 use crate::commands::Command;
 use crate::control::{Control, ControlError};
@@ -52,6 +54,8 @@ pub struct Setup {
     pub stage_program: String,
     /// Where the warm interpreter's program is written; its parent is there.
     pub warm_folder: PathBuf,
+    /// Where the bridge for calls of the host's functions puts what programs need.
+    pub calls_place: Place,
     /// Takes over clock, randomness and names.
     pub configure: fn(&Configure) -> Result<(), IdentityError>,
     /// Takes over what is new in a restored machine.
@@ -89,6 +93,9 @@ pub struct Agent {
     stage_program: String,
     warm_folder: PathBuf,
     warm: Option<Warm>,
+    calls_place: Place,
+    /// The process that carries calls of the host's functions.
+    bridge: Option<Pid>,
     configure: fn(&Configure) -> Result<(), IdentityError>,
     renew: fn(&Resume) -> Result<(), IdentityError>,
     settle: fn(),
@@ -125,6 +132,8 @@ impl Agent {
             stage_program: setup.stage_program,
             warm_folder: setup.warm_folder,
             warm: None,
+            calls_place: setup.calls_place,
+            bridge: None,
             configure: setup.configure,
             renew: setup.renew,
             settle: setup.settle,
@@ -283,9 +292,16 @@ impl Agent {
     }
 
     fn arrived(&mut self, arrived: Arrived) -> Result<(), AgentError> {
-        if let StreamKind::File(request) = arrived.header.kind {
-            self.serve_file(request, &arrived.descriptor);
-            return Ok(());
+        match arrived.header.kind {
+            StreamKind::File(request) => {
+                self.serve_file(request, &arrived.descriptor);
+                return Ok(());
+            }
+            StreamKind::Calls => {
+                self.serve_calls(&arrived.descriptor);
+                return Ok(());
+            }
+            _ => {}
         }
         let id = arrived.header.command_id;
         let Some(command) = self.commands.get_mut(&id) else {
@@ -320,9 +336,7 @@ impl Agent {
     }
 
     fn start_file_stage(&mut self, request: FileRequest, stream: &OwnedFd) -> io::Result<()> {
-        // The stage reads as ordinary programs do.
-        let flags = rustix::fs::fcntl_getfl(stream)?;
-        rustix::fs::fcntl_setfl(stream, flags.difference(rustix::fs::OFlags::NONBLOCK))?;
+        set_blocking(stream)?;
         let order = Order::File {
             cgroup: path_bytes(&self.files_cgroup),
             request,
@@ -415,6 +429,15 @@ fn from_host(stream: &OwnedFd) -> bool {
         peer.as_vsock_address()
             .is_none_or(|(cid, _)| cid == HOST_CID)
     })
+}
+
+/// A stage reads as ordinary programs do.
+fn set_blocking(stream: &OwnedFd) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(stream)?;
+    Ok(rustix::fs::fcntl_setfl(
+        stream,
+        flags.difference(rustix::fs::OFlags::NONBLOCK),
+    )?)
 }
 
 fn path_bytes(cgroup: &Cgroup) -> Vec<u8> {

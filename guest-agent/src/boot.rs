@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use protocol::VERSION;
+use protocol::call;
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES};
 use protocol::message::{FromAgent, Hello};
 use rustix::process::{Resource, Rlimit};
@@ -19,12 +20,13 @@ use rustix::time::ClockId;
 use socket2::Socket;
 
 use crate::agent::{Agent, Setup};
+use crate::calls::Place;
 use crate::cgroup::{self, Workload};
 use crate::limits::{COMMAND_DESCRIPTORS_HARD, FATAL_WAIT, MAX_AGENT_DESCRIPTORS};
 use crate::{control, identity, kmsg, network, renew, root, spawn};
 
-/// Where the warm interpreter's program is: in memory, and gone with the machine.
-const WARM_FOLDER: &str = "/run/sandvmm";
+/// Where the warm interpreter's program is, and what calls of the host's functions need: in memory, and gone with the machine.
+const WARM_FOLDER: &str = call::FOLDER;
 
 /// The life of PID 1. Returns only if even the restart of the machine fails, upon which the kernel panics.
 #[must_use]
@@ -57,6 +59,10 @@ fn serve(init_started_ns: u64) -> Result<std::convert::Infallible, String> {
         workload,
         stage_program: spawn::OWN_PROGRAM.to_owned(),
         warm_folder: WARM_FOLDER.into(),
+        calls_place: Place {
+            folder: call::FOLDER.into(),
+            image: "/".into(),
+        },
         configure: identity::apply,
         renew: renew::apply,
         settle: root::settle,

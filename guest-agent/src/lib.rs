@@ -4,12 +4,14 @@
 //! in [`agent`]. For each command, and for each file to be written, the agent starts its own binary again as
 //! a *stage* ([`stage`]): a process with one thread that joins the command's cgroup, becomes its user, and
 //! then becomes its program. All that depends on the image's files or the user's rights happens there, so
-//! that no such file can harm the agent. Commands that are `python3` may instead be forked from a *warm interpreter*
+//! that no such file can harm the agent. So does the bridge that carries calls of the host's functions ([`calls`]), which stays.
+//! Commands that are `python3` may instead be forked from a *warm interpreter*
 //! ([`warm`]), which was itself started by a stage.
 #![forbid(unsafe_code)]
 
 pub mod agent;
 pub mod boot;
+pub mod calls;
 pub mod cgroup;
 pub mod commands;
 pub mod control;

@@ -24,6 +24,17 @@ pub const MAX_HEADER_BYTES: usize = 12 << 10;
 /// Files being read or written at one time; one more is answered with an error.
 pub const MAX_FILE_STAGES: usize = 32;
 
+/// Programs connected to the socket for calls of the host's functions at one time; others wait in the listener's queue. Each holds
+/// one call at most ([`protocol::call::MAX_CALL_BYTES`]), or its answer.
+pub const MAX_CALL_CONNECTIONS: usize = 64;
+
+/// Stack of the thread that serves one such connection: it calls nothing deep.
+pub const CALL_THREAD_STACK_BYTES: usize = 64 << 10;
+
+/// Bytes of a call that is too long that are read to no end, so that the program comes to read its answer. Behind that, its
+/// connection is closed.
+pub const MAX_DISCARDED_CALL_BYTES: u64 = 64 << 20;
+
 /// Bytes that move in one system call of a relay, and the most that one direction of a relay holds. When
 /// it holds something it reads nothing: the program waits on its full pipe, the host on its credit.
 pub const RELAY_BYTES: usize = 64 << 10;

@@ -1,16 +1,18 @@
 //! `/init` of the guest; see the library for what it does.
 #![forbid(unsafe_code)]
 
+use std::path::Path;
 use std::process::ExitCode;
 
-use sandvmm_guest_agent::{boot, stage};
+use sandvmm_guest_agent::{boot, calls, stage};
 
 fn main() -> ExitCode {
-    if std::env::args_os()
-        .next()
-        .is_some_and(|name| name == stage::NAME)
-    {
+    let called = std::env::args_os().next().unwrap_or_default();
+    if called == stage::NAME {
         return stage::main();
+    }
+    if Path::new(&called).file_name() == Some(calls::client::NAME.as_ref()) {
+        return calls::client::main();
     }
     if !rustix::process::getpid().is_init() {
         return ExitCode::from(2);

@@ -25,10 +25,11 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{Resource, Rlimit};
 use serde::{Deserialize, Serialize};
 
+use crate::calls::Place;
 use crate::limits::{COMMAND_DESCRIPTORS_SOFT, MAX_REPORT_BYTES};
 use crate::program::{self, Failure, quoted};
 use crate::users::{Accounts, User};
-use crate::{cgroup, files};
+use crate::{calls, cgroup, files};
 
 /// Name that the binary is started under (`argv[0]`) to be a stage.
 pub const NAME: &str = "sandvmm-stage";
@@ -52,6 +53,15 @@ pub enum Order {
         cgroup: Vec<u8>,
         /// The program.
         spawn: Spawn,
+        /// Where to put the links by which Python finds the module for calls of the host, before a warm interpreter starts.
+        link_calls: Option<Place>,
+    },
+    /// Carry calls of the host's functions for as long as the data stream lasts. Descriptor: that stream.
+    Calls {
+        /// The cgroup's folder.
+        cgroup: Vec<u8>,
+        /// Where to put what programs need for it.
+        place: Place,
     },
     /// Do something with a file. Descriptor: the data stream, on which the answer goes too.
     File {
@@ -91,7 +101,14 @@ pub fn main() -> ExitCode {
         _ => return ExitCode::FAILURE,
     };
     match order {
-        Order::Run { cgroup, spawn } => {
+        Order::Run {
+            cgroup,
+            spawn,
+            link_calls,
+        } => {
+            if let Some(place) = link_calls {
+                place.link_python();
+            }
             let Err(failure) = run(&socket, &cgroup, &spawn, &mut descriptors);
             let Failure { kind, message } = failure;
             report(&socket, &Report::Failed { kind, message });
@@ -103,6 +120,16 @@ pub fn main() -> ExitCode {
             drop(socket);
             let prepared = join_cgroup(&cgroup).and_then(|()| become_user(request.user.as_deref()));
             files::serve(&stream.into(), &request, prepared);
+        }
+        Order::Calls { cgroup, place } => {
+            let Some(stream) = descriptors.next() else {
+                return ExitCode::FAILURE;
+            };
+            drop(socket);
+            // Its end is the host's only sign that it failed: the stream closes.
+            if join_cgroup(&cgroup).is_err() || calls::serve(stream.into(), &place).is_err() {
+                return ExitCode::FAILURE;
+            }
         }
     }
     ExitCode::SUCCESS

@@ -95,7 +95,8 @@ impl Pending {
     pub fn take(&mut self, command_id: u32) -> Vec<Arrived> {
         let named = |stream: &Stream| {
             stream.header.as_ref().is_some_and(|header| {
-                header.command_id == command_id && !matches!(header.kind, StreamKind::File(_))
+                header.command_id == command_id
+                    && !matches!(header.kind, StreamKind::File(_) | StreamKind::Calls)
             })
         };
         self.streams

@@ -17,6 +17,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use protocol::call::{Answer, FromBridge, MAX_FRAME_BYTES};
 use protocol::file::{FileAnswer, FileOperation, FileRequest};
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{
@@ -24,6 +25,7 @@ use protocol::message::{
     TerminalSize, ToAgent,
 };
 use sandvmm_guest_agent::agent::{Agent, Setup};
+use sandvmm_guest_agent::calls::Place;
 use sandvmm_guest_agent::cgroup::Workload;
 
 /// Longest wait for any answer.
@@ -58,6 +60,10 @@ impl Host {
             workload: Workload::create(folder.path(), 256 << 20).unwrap(),
             stage_program: env!("CARGO_BIN_EXE_sandvmm-guest-agent").to_owned(),
             warm_folder: folder.path().join("warm"),
+            calls_place: Place {
+                folder: folder.path().join("calls"),
+                image: folder.path().join("image"),
+            },
             configure: |_| Ok(()),
             renew: |_| Ok(()),
             settle: || {},
@@ -595,4 +601,41 @@ fn a_thousand_orphans_leave_no_zombies() {
         .filter(|(state, parent)| state == "Z" && *parent == own)
         .count();
     assert_eq!(zombies, 0);
+}
+
+#[test]
+fn calls_are_carried_over_the_newest_stream() {
+    let host = host();
+    let ready = |host: &Host| {
+        let mut stream = host.dial(0, StreamKind::Calls);
+        let first: FromBridge = frame::read(&mut stream, MAX_FRAME_BYTES).unwrap();
+        assert_eq!(first, FromBridge::Ready);
+        stream
+    };
+    let mut former = ready(&host);
+    let mut stream = ready(&host);
+    let socket = host.address.parent().unwrap().join("calls/host.sock");
+
+    let mut program = UnixStream::connect(socket).unwrap();
+    program.set_read_timeout(Some(PATIENCE)).unwrap();
+    program.write_all(b"a call\n").unwrap();
+    let call: FromBridge = frame::read(&mut stream, MAX_FRAME_BYTES).unwrap();
+    let FromBridge::Call { id, line } = call else {
+        panic!("{call:?}");
+    };
+    let answer = Answer {
+        id,
+        line: b"an answer".to_vec(),
+    };
+    frame::write(&mut stream, &answer, MAX_FRAME_BYTES).unwrap();
+    let mut heard = [0; 10];
+    program.read_exact(&mut heard).unwrap();
+
+    assert_eq!((line.as_slice(), &heard), (&b"a call"[..], b"an answer\n"));
+    // The former one's bridge was ended.
+    assert_eq!(former.read(&mut [0]).unwrap(), 0);
+    drop(stream);
+    let mut rest = Vec::new();
+    program.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, b"");
 }

@@ -11,7 +11,23 @@
 //!
 //! The agent may refuse at any time with an answer, and closes the stream then.
 
+use std::time::{Duration, SystemTime};
+
 use serde::{Deserialize, Serialize};
+
+/// All bits of a file's mode that can be set: permissions, and the set-user, set-group and sticky bits.
+pub const MODE_BITS: u32 = 0o7777;
+
+/// A moment by its distance from the Unix epoch in nanoseconds, as [`FileMetadata::modified_ns`] has it.
+#[must_use]
+pub fn time(since_epoch_ns: i64) -> SystemTime {
+    let distance = Duration::from_nanos(since_epoch_ns.unsigned_abs());
+    if since_epoch_ns < 0 {
+        SystemTime::UNIX_EPOCH - distance
+    } else {
+        SystemTime::UNIX_EPOCH + distance
+    }
+}
 
 /// Something to do with a file, as a user of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -177,4 +193,21 @@ pub enum TreeNode {
     },
     /// A device, a pipe, a socket: told so that it can be reported; nothing follows.
     Special,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_moment_that_may_be_named_is_one() {
+        for since_epoch_ns in [i64::MIN, -1, 0, i64::MAX] {
+            let moment = time(since_epoch_ns);
+            let distance = match moment.duration_since(SystemTime::UNIX_EPOCH) {
+                Ok(after) => i128::try_from(after.as_nanos()).unwrap(),
+                Err(before) => -i128::try_from(before.duration().as_nanos()).unwrap(),
+            };
+            assert_eq!(distance, i128::from(since_epoch_ns));
+        }
+    }
 }

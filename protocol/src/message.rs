@@ -122,7 +122,8 @@ pub struct TerminalSize {
 /// First frame on a data stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamHeader {
-    /// The command that the stream belongs to; of no meaning for [`StreamKind::File`].
+    /// The command that the stream belongs to; of no meaning for [`StreamKind::File`] and
+    /// [`StreamKind::Calls`].
     pub command_id: u32,
     /// What the stream carries.
     pub kind: StreamKind,
@@ -143,6 +144,8 @@ pub enum StreamKind {
     Terminal,
     /// Something to do with a file, and what is read or written: see [`crate::file`].
     File(FileRequest),
+    /// Calls of the host's functions, and what came of them: see [`crate::call`]. The newest one counts.
+    Calls,
 }
 
 /// What the agent tells the host, on the control stream.
@@ -262,8 +265,8 @@ mod tests {
     /// Both sides of a snapshot may be built apart: whoever changes a message on purpose raises [`crate::VERSION`] and
     /// this table.
     #[test]
-    fn the_words_of_a_restore_have_the_bytes_that_version_2_gave_them() {
-        assert_eq!(crate::VERSION, 2);
+    fn the_words_of_a_restore_have_the_bytes_that_version_3_gave_them() {
+        assert_eq!(crate::VERSION, 3);
         assert_eq!(
             bytes(&ToAgent::Freeze {
                 close_streams: true
@@ -275,11 +278,11 @@ mod tests {
         assert_eq!(bytes(&FromAgent::Thawed), [7]);
         assert_eq!(bytes(&FromAgent::Resumed), [9]);
         let restored = FromAgent::Restored(Restored {
-            version: 2,
+            version: 3,
             noticed_ns: 3,
             sent_ns: 4,
         });
-        assert_eq!(bytes(&restored), [8, 2, 3, 4]);
+        assert_eq!(bytes(&restored), [8, 3, 3, 4]);
         let resume = ToAgent::Resume(Resume {
             realtime_ns: 1,
             entropy: [2; 32],

@@ -130,6 +130,7 @@ impl Agent {
         let order = Order::Run {
             cgroup: path_bytes(&cgroup),
             spawn,
+            link_calls: warm_input.is_some().then(|| self.calls_place.clone()),
         };
         let started = Stage::start(&self.stage_program, &order, &theirs);
         let stage = match started {
@@ -262,6 +263,9 @@ impl Agent {
     pub(super) fn reaped(&mut self, pid: Pid, status: ExitStatus) -> Result<(), AgentError> {
         if let Some(place) = self.file_stages.iter().position(|stage| *stage == pid) {
             self.file_stages.swap_remove(place);
+            return Ok(());
+        }
+        if self.bridge.take_if(|bridge| *bridge == pid).is_some() {
             return Ok(());
         }
         let found = self

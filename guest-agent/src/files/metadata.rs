@@ -4,12 +4,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use protocol::file::{FileFailure, FileKind, FileMetadata};
+use protocol::file::{FileFailure, FileKind, FileMetadata, MODE_BITS};
 
 use super::failed;
-
-/// Permission bits of a mode, the set-user and set-group bits included.
-const PERMISSIONS: u32 = 0o7777;
 
 /// Nanoseconds in a second.
 const SECOND_NS: i64 = 1_000_000_000;
@@ -33,7 +30,7 @@ pub(super) fn from(metadata: &fs::Metadata) -> FileMetadata {
             FileKind::Special
         },
         bytes: metadata.len(),
-        mode: metadata.mode() & PERMISSIONS,
+        mode: metadata.mode() & MODE_BITS,
         uid: metadata.uid(),
         gid: metadata.gid(),
         modified_ns: metadata

@@ -6,9 +6,10 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
-use std::time::{Duration, SystemTime};
 
-use protocol::file::{FileAnswer, FileDone, FileFailure, FileKind, TreeItem, TreeNode};
+use protocol::file::{
+    FileAnswer, FileDone, FileFailure, FileKind, MODE_BITS, TreeItem, TreeNode, time,
+};
 use protocol::frame::{self, MAX_TO_AGENT_BYTES};
 
 use super::{answer, at, failed, metadata, other, read, say, write, wrong_kind};
@@ -134,7 +135,7 @@ pub(super) fn receive(mut stream: &File, root: &Path) -> Result<FileDone, FileFa
         File::open(&path)
             .and_then(|folder| {
                 folder.set_times(FileTimes::new().set_modified(time(modified_ns)))?;
-                folder.set_permissions(Permissions::from_mode(mode & 0o7777))
+                folder.set_permissions(Permissions::from_mode(mode & MODE_BITS))
             })
             .map_err(failed("given its mode and time", &path))?;
     }
@@ -156,14 +157,5 @@ fn beneath(root: &Path, inner: &[u8]) -> Result<PathBuf, FileFailure> {
     } else {
         let name = quoted(inner.as_os_str().as_bytes());
         Err(other(format!("The path {name:?} is no place in the tree")))
-    }
-}
-
-fn time(since_epoch_ns: i64) -> SystemTime {
-    let distance = Duration::from_nanos(since_epoch_ns.unsigned_abs());
-    if since_epoch_ns < 0 {
-        SystemTime::UNIX_EPOCH - distance
-    } else {
-        SystemTime::UNIX_EPOCH + distance
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use protocol::content::ContentReader;
-use protocol::file::{FileDone, FileFailure};
+use protocol::file::{FileDone, FileFailure, MODE_BITS};
 
 use super::{at, failed, wrong_kind};
 
@@ -31,7 +31,7 @@ pub(super) fn replace(target: &Path, mode: u32, content: &File) -> Result<File, 
             target.display()
         )));
     };
-    write_atomically(folder, target, mode & 0o7777, content).map_err(failed("written", target))
+    write_atomically(folder, target, mode & MODE_BITS, content).map_err(failed("written", target))
 }
 
 fn write_atomically(folder: &Path, target: &Path, mode: u32, content: &File) -> io::Result<File> {

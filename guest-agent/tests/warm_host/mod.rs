@@ -17,6 +17,7 @@ use protocol::message::{
 };
 use rustix::process::{Pid, Signal};
 use sandvmm_guest_agent::agent::{Agent, Setup};
+use sandvmm_guest_agent::calls::Place;
 use sandvmm_guest_agent::cgroup::Workload;
 
 /// Longest wait for anything.
@@ -167,6 +168,10 @@ impl Host {
             workload: Workload::create(&folder, 256 << 20).unwrap(),
             stage_program: env!("CARGO_BIN_EXE_sandvmm-guest-agent").to_owned(),
             warm_folder: folder.join("warm"),
+            calls_place: Place {
+                folder: folder.join("calls"),
+                image: folder.join("image"),
+            },
             configure: |_| Ok(()),
             renew: |_| Ok(()),
             settle: || {},

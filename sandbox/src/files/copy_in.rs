@@ -6,10 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use protocol::file::{TreeItem, TreeNode};
+use protocol::file::{MODE_BITS, TreeItem, TreeNode};
 use rustix::fs::OFlags;
 
-use super::MODE_BITS;
 use super::exchange::Exchange;
 use crate::error::FileError;
 

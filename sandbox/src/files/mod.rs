@@ -11,7 +11,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use protocol::file::{FileOperation, FileRequest, FolderItem};
+use protocol::file::{FileOperation, FileRequest, FolderItem, MODE_BITS};
 use protocol::frame::MAX_FROM_AGENT_BYTES;
 
 use crate::error::FileError;
@@ -25,9 +25,6 @@ pub use read::FileReader;
 
 /// Longest path in bytes (`PATH_MAX` of `limits.h`, with its end).
 const MAX_PATH_BYTES: usize = 4095;
-
-/// All bits of a file's mode that can be set.
-const MODE_BITS: u32 = 0o7777;
 
 /// Mode of a file that is written without one.
 const DEFAULT_MODE: u32 = 0o644;
