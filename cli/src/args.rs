@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use sandvmm::cell::Part;
 
 use crate::quantity::{QuantityError, parse_memory_mib, parse_timeout};
-use crate::run::Copy;
+use crate::run::{Copy, HostFunction};
 use crate::template::{parse_copy, parse_secret};
 
 /// Runs `bench boot` makes unless told otherwise.
@@ -51,6 +51,8 @@ pub(crate) enum Task {
     /// Boot a fresh virtual machine, run a script or command in it, and end with its status
     #[command(override_usage = RUN_USAGE, after_help = RUN_EXAMPLES)]
     Run(Box<RunArgs>),
+    /// A prompt of Python in a fresh virtual machine; Ctrl-C interrupts, Ctrl-D ends
+    Repl(Box<ReplArgs>),
     /// Machines that were booted and warmed once, to be forked by `run`
     #[command(subcommand)]
     Template(TemplateTask),
@@ -250,6 +252,11 @@ pub(crate) struct RunArgs {
     /// devices, pipes and sockets stay there; may be repeated
     #[arg(long, value_name = "GUEST:HOST", value_parser = copy_parser())]
     pub(crate) download: Vec<Copy>,
+    /// Let the guest call PROGRAM as `host.NAME(...)` of Python's module `sandvmm`, or as `sandvmm-call NAME JSON`: it is started
+    /// here for each call, gets the arguments as JSON on its standard input, and prints the result as JSON; may be
+    /// repeated
+    #[arg(long, value_name = "NAME=PROGRAM", value_parser = host_function_parser())]
+    pub(crate) host_function: Vec<HostFunction>,
     /// Keep all that is written in the workspace NAME, which is made if there is none; the next run with it finds
     /// everything again
     #[arg(long, value_name = "NAME")]
@@ -287,8 +294,44 @@ pub(crate) struct RunArgs {
     pub(crate) machine: MachineArgs,
 }
 
+/// `sandvmm repl`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReplArgs {
+    /// Longest time for all of it, for example 10m; 0 for none
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    pub(crate) timeout: Timeout,
+    /// Longest time for each input; it is interrupted then. 0 for none
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    pub(crate) deadline: Timeout,
+    /// Keep figures of matplotlib, and other images, as files of this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) figures: Option<PathBuf>,
+    /// Set a variable, or hand on the host's when only KEY is given; may be repeated
+    #[arg(short = 'e', long = "env", value_name = "KEY[=VALUE]")]
+    pub(crate) env: Vec<OsString>,
+    /// Set the variables of a file, one KEY=VALUE a line; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub(crate) env_file: Vec<PathBuf>,
+    /// Working folder in the guest [default: the user's home]
+    #[arg(short = 'w', long = "workdir", value_name = "DIR")]
+    pub(crate) workdir: Option<PathBuf>,
+    /// Who runs it, by name or number [default: an unprivileged user]
+    #[arg(short = 'u', long = "user", value_name = "USER[:GROUP]")]
+    pub(crate) user: Option<String>,
+    /// Fork this template [default: boot]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
+    pub(crate) template: Option<String>,
+    /// The machine.
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
 fn copy_parser() -> impl TypedValueParser<Value = Copy> {
     OsStringValueParser::new().try_map(|word| Copy::parse(&word))
+}
+
+fn host_function_parser() -> impl TypedValueParser<Value = HostFunction> {
+    OsStringValueParser::new().try_map(|word| HostFunction::parse(&word))
 }
 
 /// A time-out; `None` is none at all.

@@ -11,6 +11,7 @@ mod machine;
 mod notice;
 mod output;
 mod quantity;
+mod repl;
 mod run;
 mod template;
 mod terminal;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
     };
     let code = match task {
         Task::Run(args) => run::run(&args, &line, called_at),
+        Task::Repl(args) => repl::repl(&args, called_at),
         Task::Workspace(task) => workspace::workspace(&task),
         Task::Doctor(args) => doctor::doctor(&args),
         Task::Template(task) => template::template(&task),

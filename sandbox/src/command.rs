@@ -17,6 +17,7 @@ use crate::child::Child;
 use crate::clock::FirstOutput;
 use crate::error::SpawnError;
 use crate::outcome::Completion;
+use crate::python::{Python, PythonError};
 use crate::shared::{MAX_COMMANDS, Shared, Started, frame_of};
 use crate::state::{Over, Refused, Request};
 use crate::stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
@@ -102,6 +103,21 @@ impl Command {
             self.arg(arg);
         }
         self
+    }
+
+    /// Starts the command, which is to be a Python of version 3.8 or later, as a context that keeps its state between runs. Its
+    /// variables, user and working folder are those set here; arguments and streams are the context's own.
+    ///
+    /// # Errors
+    /// See [`PythonError`].
+    pub fn python(&self) -> Result<Python, PythonError> {
+        Python::start(self)
+    }
+
+    /// Replaces all arguments.
+    pub(crate) fn set_args<const N: usize>(&mut self, args: [&str; N]) -> &mut Self {
+        self.args.clear();
+        self.args(args)
     }
 
     /// Sets a variable, over the guest's defaults (`PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `LANG`, and `TERM`

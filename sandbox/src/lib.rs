@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod builder;
+mod calls;
 pub mod cell;
 mod child;
 mod clock;
@@ -33,6 +34,7 @@ mod images;
 mod init;
 mod outcome;
 mod program;
+mod python;
 mod sandbox;
 mod save;
 pub mod script;
@@ -45,6 +47,7 @@ mod text;
 mod workspace;
 
 pub use builder::SandboxBuilder;
+pub use calls::{CallLimits, HostFunctionError, MAX_CONCURRENCY, MAX_HOST_FUNCTIONS};
 pub use child::Child;
 pub use clock::{Clocks, CommandClocks};
 pub use command::{Command, DEFAULT_OUTPUT_LIMIT_BYTES, Output, Stdio};
@@ -58,6 +61,10 @@ pub use freeze::FreezeError;
 pub use images::{Images, ImagesError};
 pub use init::init;
 pub use outcome::{Completion, Ended, ExitStatus, Outcome, Usage};
+pub use python::{
+    Evaluation, MAX_CODE_BYTES, MAX_DISPLAYS, MAX_EVALUATION_OUTPUT_BYTES, OutputStream, Python,
+    PythonCall, PythonError, PythonException, Representations,
+};
 pub use sandbox::Sandbox;
 pub use save::SaveError;
 pub use stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};

@@ -1,24 +1,30 @@
 //! A running sandbox.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use crate::builder::SandboxBuilder;
+use crate::calls::{self, CallLimits, HostFunctionError};
 use crate::clock::Clocks;
 use crate::command::Command;
 use crate::error::{FileError, StartError};
 use crate::files::{Entry, Files};
 use crate::images::Images;
 use crate::outcome::Ended;
+use crate::python::{Python, PythonError};
 use crate::shared::Shared;
 use crate::state::Request;
 use crate::template::Template;
 
-/// The interpreter that can be warmed.
-const WARM_INTERPRETER: &str = "python3";
+/// The interpreter of contexts, and the one that can be warmed.
+const PYTHON: &str = "python3";
 
 /// One virtual machine, ready for commands. Dropping it ends it: nothing is left.
 #[derive(Debug)]
@@ -76,9 +82,18 @@ impl Sandbox {
     /// traceback of a code that fails (code 1). `docs/snapshots.md` says what is the same in a fork and what is not.
     #[must_use]
     pub fn warm_up(&self, code: &str) -> Command {
-        let mut command = Command::new(&self.shared, OsStr::new(WARM_INTERPRETER)).stay();
+        let mut command = Command::new(&self.shared, OsStr::new(PYTHON)).stay();
         command.arg("-c").arg(code);
         command
+    }
+
+    /// Starts a Python that keeps its state between runs, as the guest's unprivileged user; [`Command::python`] for another
+    /// interpreter, user or folder.
+    ///
+    /// # Errors
+    /// See [`PythonError`].
+    pub fn python(&self) -> Result<Python, PythonError> {
+        self.command(PYTHON).python()
     }
 
     /// The guest's files, as its unprivileged user sees them.
@@ -109,6 +124,69 @@ impl Sandbox {
     /// See [`FileError`].
     pub fn list(&self, path: impl AsRef<Path>) -> Result<Vec<Entry>, FileError> {
         self.files().list(path)
+    }
+
+    /// Lets the guest call a function of this process by name, once the sandbox is ready: `from sandvmm import host;
+    /// host.lookup(id=3)` in Python, `sandvmm-call lookup '{"id":3}'` in a shell. Arguments and result are JSON, typed by
+    /// [`serde`]; what it fails with, its panic included, is the caller's error. Nothing else can be called.
+    ///
+    /// It runs on a thread of its own for each call, several at once, within [`CallLimits::default`];
+    /// [`Self::host_function_with`] sets others. What it is given is a hostile guest's. It may use this sandbox, but should not own it: the
+    /// sandbox owns the function up to its end.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # sandvmm::init();
+    /// # let sandbox = sandvmm::Sandbox::builder().start()?;
+    /// #[derive(serde::Deserialize)]
+    /// struct Lookup { id: u32 }
+    ///
+    /// sandbox.host_function("lookup", |args: Lookup| match args.id {
+    ///     3 => Ok("three"),
+    ///     id => Err(format!("There is no row {id}")),
+    /// })?;
+    /// let code = "from sandvmm import host; print(host.lookup(id=3))";
+    /// let output = sandbox.command("python3").arg("-c").arg(code).output()?;
+    /// assert_eq!(output.stdout, b"three\n");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`HostFunctionError`].
+    pub fn host_function<T, R, E>(
+        &self,
+        name: &str,
+        function: impl Fn(T) -> Result<R, E> + Send + Sync + 'static,
+    ) -> Result<(), HostFunctionError>
+    where
+        T: DeserializeOwned,
+        R: Serialize,
+        E: Display,
+    {
+        self.host_function_with(name, CallLimits::default(), function)
+    }
+
+    /// Like [`Self::host_function`], within these limits.
+    ///
+    /// # Errors
+    /// See [`HostFunctionError`].
+    pub fn host_function_with<T, R, E>(
+        &self,
+        name: &str,
+        limits: CallLimits,
+        function: impl Fn(T) -> Result<R, E> + Send + Sync + 'static,
+    ) -> Result<(), HostFunctionError>
+    where
+        T: DeserializeOwned,
+        R: Serialize,
+        E: Display,
+    {
+        calls::register(&self.shared, name, limits, function)
+    }
+
+    /// Lets the guest call a function no more; calls that run go on. Says whether there was one.
+    pub fn remove_host_function(&self, name: &str) -> bool {
+        self.shared.calls.remove(name)
     }
 
     /// Waits until the guest of a sandbox that [`SandboxBuilder::begin`] began is ready for commands.

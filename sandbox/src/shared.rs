@@ -10,6 +10,7 @@ use protocol::frame;
 use protocol::message::{SpawnFailure, ToAgent};
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::calls::Calls;
 use crate::clock::{Clocks, CommandClocks, FirstOutput};
 use crate::crash::CrashKind;
 use crate::error::StartError;
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     /// What all clocks count from.
     pub(crate) called_ns: u64,
     pub(crate) first_output: Arc<FirstOutput>,
+    /// The functions of this process that the guest may call.
+    pub(crate) calls: Calls,
 }
 
 /// What came of a request to start a command.
@@ -63,6 +66,7 @@ impl Shared {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             called_ns,
             first_output: Arc::new(FirstOutput::default()),
+            calls: Calls::default(),
         })
     }
 

@@ -6,6 +6,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::net::SendFlags;
 
@@ -52,6 +53,13 @@ impl Reader {
 impl ChildStdin {
     pub(crate) fn new(stream: UnixStream) -> Self {
         Self(stream)
+    }
+}
+
+impl ChildStdin {
+    /// Has a write fail that takes longer.
+    pub(crate) fn limit_writes(&self, limit: Duration) -> io::Result<()> {
+        self.0.set_write_timeout(Some(limit))
     }
 }
 

@@ -20,8 +20,8 @@ const SUITE: &str = "bookworm";
 /// What the image has beside Debian's essential packages: Python with its standard library whole, the names of protocols and
 /// ports that programs look up, and the word for dpkg that /bin is /usr/bin already, without which perl comes along for it.
 const PACKAGES: &str = "python3,netbase,usr-is-merged";
-/// The standard library's own tests.
-const TESTS_PACKAGE: &str = "libpython3.11-testsuite";
+/// The standard library's own tests, and what a data analysis imports.
+const TESTS_PACKAGES: &str = "libpython3.11-testsuite,python3-matplotlib,python3-pandas";
 /// No documentation, no translations.
 const EXCLUDED: [&str; 5] = [
     "path-exclude=/usr/share/doc/*",
@@ -82,7 +82,7 @@ pub(crate) enum ImageError {
 pub(crate) enum Variant {
     /// The one that users get.
     Standard,
-    /// The same with the standard library's own tests.
+    /// The same with the standard library's own tests and libraries for data.
     WithTests,
 }
 
@@ -90,14 +90,14 @@ impl Variant {
     fn packages(self) -> String {
         match self {
             Self::Standard => PACKAGES.to_owned(),
-            Self::WithTests => format!("{PACKAGES},{TESTS_PACKAGE}"),
+            Self::WithTests => format!("{PACKAGES},{TESTS_PACKAGES}"),
         }
     }
 
     fn title(self) -> &'static str {
         match self {
             Self::Standard => "Building the root image",
-            Self::WithTests => "Building the root image with the standard library's tests",
+            Self::WithTests => "Building the root image with what the tests import",
         }
     }
 }

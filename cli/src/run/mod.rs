@@ -5,17 +5,19 @@
 
 mod console;
 mod copies;
+mod functions;
 mod input;
 mod plan;
 mod relay;
 mod report;
 mod session;
 mod shared;
-mod signals;
+pub(crate) mod signals;
 mod stream;
 mod verdict;
 
 pub(crate) use copies::Copy;
+pub(crate) use functions::HostFunction;
 pub(crate) use report::Timeline;
 
 use std::ffi::OsString;
@@ -132,6 +134,7 @@ fn wait(
         }
     };
     terminal::restore();
+    shared.programs.end();
     if let Some(sandbox) = shared.sandbox.get() {
         sandbox.end();
         // Whether the run says how it ended or not: this is what ended it.

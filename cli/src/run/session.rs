@@ -113,6 +113,7 @@ impl Session {
             Err(verdict) => verdict.into(),
         };
         terminal::restore();
+        self.shared.programs.end();
         let ended = self.shared.sandbox.get().map(Sandbox::end);
         // Output of a command that had ended may have been lost with the machine.
         if let (Some(crash), Some(verdict)) = (
@@ -215,6 +216,10 @@ impl Session {
     fn execute(&self, sandbox: &Sandbox, deadline: Option<Instant>) -> Result<Told, Verdict> {
         copies::upload(&self.files(sandbox), &self.args.upload, self.is_silent())
             .map_err(|error| Verdict::file(&error, self.limits()))?;
+        self.shared
+            .programs
+            .register(sandbox, &self.args.host_function)
+            .map_err(|error| Verdict::host_function(&error, self.limits()))?;
         let (words, input) = self.words(sandbox)?;
         let mut command = self.command(sandbox, &words, input.is_some())?;
         if self.args.tty {

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use sandvmm::Sandbox;
 
+use super::functions::Programs;
 use super::verdict::Verdict;
 
 /// All of it; clones are the same.
@@ -18,6 +19,8 @@ pub(super) struct Shared {
     pub(super) interrupted: Arc<AtomicI32>,
     /// Why the run can't go on at our own side: its input can't be read, its output can't be written.
     pub(super) broken: Arc<OnceLock<Verdict>>,
+    /// The programs that serve calls of the host's functions.
+    pub(super) programs: Programs,
     /// Whether someone has said, or is about to say, how the run ended.
     announced: Arc<AtomicBool>,
 }

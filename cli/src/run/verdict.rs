@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use sandvmm::{
-    Crash, CrashKind, ExitStatus, FileError, Outcome, SpawnError, StartError, WorkspaceError,
+    Crash, CrashKind, ExitStatus, FileError, HostFunctionError, Outcome, SpawnError, StartError,
+    WorkspaceError,
 };
 use serde::Serialize;
 use signal_hook::low_level::signal_name;
@@ -251,6 +252,18 @@ impl Verdict {
         match error {
             FileError::MachineCrashed(crash) => Self::crashed(crash),
             FileError::TimedOut => Self::timed_out(limits.timeout),
+            _ => Self::failed(FAILED, Failure::Spawn, sentence(error)),
+        }
+    }
+
+    /// A function of the host can't be called.
+    pub(crate) fn host_function(error: &HostFunctionError, limits: Limits) -> Self {
+        match error {
+            HostFunctionError::Name(_)
+            | HostFunctionError::Taken(_)
+            | HostFunctionError::TooMany => Self::usage(error),
+            HostFunctionError::MachineCrashed(crash) => Self::crashed(crash),
+            HostFunctionError::TimedOut => Self::timed_out(limits.timeout),
             _ => Self::failed(FAILED, Failure::Spawn, sentence(error)),
         }
     }

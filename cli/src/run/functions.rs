@@ -1,0 +1,333 @@
+//! Functions of the host that are programs: `--host-function NAME=PROGRAM`.
+//!
+//! For each call the program is started with the arguments, JSON, on its standard input; what it prints, JSON, is the result.
+//! Nothing of what the guest says becomes a word of its command line.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use sandvmm::{CallLimits, HostFunctionError, Sandbox};
+use serde_json::value::RawValue;
+
+/// The variable that tells a program which function it is.
+const NAME_VARIABLE: &str = "SANDVMM_FUNCTION";
+
+/// How long a call may take. Then its program is killed with all that it started in its process group.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// How much later the library gives up on a call: a program that was killed is told first.
+const CALL_GRACE: Duration = Duration::from_secs(2);
+
+/// Largest result in bytes: what an answer can carry. A program that prints more has failed.
+const MAX_RESULT_BYTES: u64 = 1 << 20;
+
+/// Bytes of a program's standard error that are kept; the last line of them is the error's message.
+const MAX_ERROR_BYTES: usize = 16 << 10;
+
+/// How often a program that has closed its output is looked at for its end.
+const END_PERIOD: Duration = Duration::from_millis(5);
+
+/// A function and the program that it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HostFunction {
+    name: String,
+    program: PathBuf,
+}
+
+impl HostFunction {
+    /// `NAME=PROGRAM`.
+    pub(crate) fn parse(word: &OsStr) -> Result<Self, String> {
+        let bytes = word.as_bytes();
+        let equals = bytes.iter().position(|byte| *byte == b'=');
+        let parts = equals.and_then(|at| Some((bytes.get(..at)?, bytes.get(at + 1..)?)));
+        let (name, program) = parts.unwrap_or_default();
+        let name = std::str::from_utf8(name).unwrap_or_default();
+        if name.is_empty() || program.is_empty() {
+            return Err("a name and a program with a `=` between them are needed".into());
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            program: PathBuf::from(OsString::from(OsStr::from_bytes(program))),
+        })
+    }
+}
+
+/// The programs that run, each the leader of its process group.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Programs(Arc<Mutex<Live>>);
+
+#[derive(Debug, Default)]
+struct Live {
+    groups: Vec<Pid>,
+    is_over: bool,
+}
+
+impl Programs {
+    fn lock(&self) -> MutexGuard<'_, Live> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers all functions.
+    ///
+    /// # Errors
+    /// See [`HostFunctionError`].
+    pub(super) fn register(
+        &self,
+        sandbox: &Sandbox,
+        functions: &[HostFunction],
+    ) -> Result<(), HostFunctionError> {
+        for function in functions {
+            let (programs, own) = (self.clone(), function.clone());
+            let limits = CallLimits::default().deadline(CALL_LIMIT + CALL_GRACE);
+            sandbox.host_function_with(&function.name, limits, move |args: Box<RawValue>| {
+                programs.call(&own, args.get(), Instant::now() + CALL_LIMIT)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Ends all programs: the run is over.
+    pub(super) fn end(&self) {
+        let mut live = self.lock();
+        live.is_over = true;
+        for group in live.groups.drain(..) {
+            kill(group);
+        }
+    }
+
+    fn call(
+        &self,
+        function: &HostFunction,
+        args: &str,
+        deadline: Instant,
+    ) -> Result<Box<RawValue>, String> {
+        let mut child = self.start(function)?;
+        let group = Pid::from_child(&child);
+        let output = converse(&mut child, args.as_bytes(), deadline);
+        // What it has left behind in its group goes with it; as long as it was not waited for, its number is its own.
+        self.lock().groups.retain(|known| *known != group);
+        kill(group);
+        let status = child.wait().map_err(|error| error.to_string())?;
+        let (output, error) = output?;
+        result(function, status, &output, &error)
+    }
+
+    fn start(&self, function: &HostFunction) -> Result<Child, String> {
+        let mut live = self.lock();
+        if live.is_over {
+            return Err("The run is over".to_owned());
+        }
+        let child = Command::new(&function.program)
+            .env(NAME_VARIABLE, &function.name)
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("The function's program can't be started: {error}"))?;
+        live.groups.push(Pid::from_child(&child));
+        Ok(child)
+    }
+}
+
+fn kill(group: Pid) {
+    // A group without processes needs nothing.
+    let _ = rustix::process::kill_process_group(group, Signal::KILL);
+}
+
+/// Gives a program its arguments and takes what it prints, on both streams, until it has ended.
+fn converse(
+    child: &mut Child,
+    args: &[u8],
+    deadline: Instant,
+) -> Result<(Vec<u8>, Vec<u8>), String> {
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let args = args.to_vec();
+    detached(move || {
+        // A program that does not read its arguments has no use for them.
+        let _ = stdin.map(|mut stdin| stdin.write_all(&args));
+    });
+    let output = detached(move || {
+        let mut bytes = Vec::new();
+        if let Some(stdout) = stdout {
+            let _ = stdout.take(MAX_RESULT_BYTES + 1).read_to_end(&mut bytes);
+        }
+        bytes
+    });
+    let error = detached(move || stderr.map_or_else(Vec::new, last_bytes));
+    let late = |_| "The function took too long, and was ended".to_owned();
+    let output = before(&output, deadline).map_err(late)?;
+    if output.len() as u64 > MAX_RESULT_BYTES {
+        return Err(format!(
+            "The result is above {} MiB",
+            MAX_RESULT_BYTES >> 20
+        ));
+    }
+    let error = before(&error, deadline).map_err(late)?;
+    while !has_ended(child) {
+        if Instant::now() >= deadline {
+            return Err(late(RecvTimeoutError::Timeout));
+        }
+        thread::sleep(END_PERIOD);
+    }
+    Ok((output, error))
+}
+
+/// Whether it has ended; its status and number are kept.
+fn has_ended(child: &Child) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let waited = rustix::process::waitid(WaitId::Pid(Pid::from_child(child)), options);
+    !matches!(waited, Ok(None))
+}
+
+/// Does it on a thread that nobody waits for longer than the deadline.
+fn detached<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (sender, receiver) = channel();
+    // Without a thread the sender is dropped, which is told.
+    let _ = thread::Builder::new().spawn(move || sender.send(work()));
+    receiver
+}
+
+fn before<T>(receiver: &Receiver<T>, deadline: Instant) -> Result<T, RecvTimeoutError> {
+    receiver.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+}
+
+fn last_bytes(mut stream: impl Read) -> Vec<u8> {
+    let (mut kept, mut chunk) = (Vec::new(), [0; 4096]);
+    while let Ok(count @ 1..) = stream.read(&mut chunk) {
+        kept.extend_from_slice(chunk.get(..count).unwrap_or_default());
+        let surplus = kept.len().saturating_sub(MAX_ERROR_BYTES);
+        kept.drain(..surplus);
+    }
+    kept
+}
+
+/// The result, or what a program that failed said last.
+fn result(
+    function: &HostFunction,
+    status: ExitStatus,
+    output: &[u8],
+    error: &[u8],
+) -> Result<Box<RawValue>, String> {
+    let program = Path::new(&function.program).file_name().unwrap_or_default();
+    if !status.success() {
+        let error = String::from_utf8_lossy(error);
+        let last = error.lines().rev().find(|line| !line.trim().is_empty());
+        return Err(last.map_or_else(
+            || format!("{} ended with {status}", program.display()),
+            |line| line.trim().to_owned(),
+        ));
+    }
+    if output.trim_ascii().is_empty() {
+        return serde_json::from_str("null").map_err(|error| error.to_string());
+    }
+    serde_json::from_slice(output)
+        .map_err(|error| format!("What {} printed is no JSON: {error}", program.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A function whose program is this script.
+    fn function(script: &str) -> (HostFunction, tempfile::TempDir) {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("program");
+        std::fs::write(&program, format!("#!/bin/sh\n{script}")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let name = "f".to_owned();
+        (HostFunction { name, program }, folder)
+    }
+
+    fn call(script: &str, args: &str, limit: Duration) -> Result<String, String> {
+        let (function, _folder) = function(script);
+        let result = Programs::default().call(&function, args, Instant::now() + limit);
+        result.map(|value| value.get().to_owned())
+    }
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn arguments_go_in_and_the_result_comes_out_as_they_are() {
+        let args = r#"{"a": "$(x)", "b": [1.0e3]}"#;
+
+        assert_eq!(call("cat", args, SOON).unwrap(), args);
+        assert_eq!(call("cat > /dev/null", "1", SOON).unwrap(), "null");
+        assert_eq!(
+            call("printf '\"%s\"' \"$SANDVMM_FUNCTION\"", "1", SOON).unwrap(),
+            "\"f\""
+        );
+    }
+
+    #[test]
+    fn a_program_that_fails_is_told_by_its_last_words() {
+        let said = call("echo first >&2; echo 'No row 7' >&2; exit 3", "1", SOON);
+        let silent = call("exit 3", "1", SOON).unwrap_err();
+        let garbage = call("echo garbage", "1", SOON).unwrap_err();
+        let flood = call("cat /dev/zero", "1", SOON).unwrap_err();
+
+        assert_eq!(said.unwrap_err(), "No row 7");
+        assert!(silent.contains("exit status: 3"), "{silent}");
+        assert!(garbage.contains("no JSON"), "{garbage}");
+        assert!(flood.contains("1 MiB"), "{flood}");
+    }
+
+    #[test]
+    fn a_program_that_takes_too_long_is_ended_with_all_of_its_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("alive");
+        let script = format!(
+            "(while :; do date +%s%N > {}; sleep 0.01; done) & wait",
+            file.display()
+        );
+        let began = Instant::now();
+
+        let late = call(&script, "1", Duration::from_millis(300)).unwrap_err();
+
+        assert!(late.contains("too long"), "{late}");
+        assert!(began.elapsed() < SOON);
+        thread::sleep(Duration::from_millis(100));
+        let last = std::fs::read(&file).unwrap();
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(std::fs::read(&file).unwrap(), last);
+    }
+
+    #[test]
+    fn the_runs_end_is_that_of_its_programs() {
+        let (function, _folder) = function("exec sleep 1000");
+        let programs = Programs::default();
+        let calling = programs.clone();
+        let called = thread::spawn(move || calling.call(&function, "1", Instant::now() + SOON));
+        let until = Instant::now() + SOON;
+        while programs.lock().groups.is_empty() {
+            assert!(Instant::now() < until);
+            thread::yield_now();
+        }
+
+        programs.end();
+
+        let error = called.join().unwrap().unwrap_err();
+        assert!(error.contains("signal: 9"), "{error}");
+    }
+
+    #[test]
+    fn a_function_is_a_name_and_a_program() {
+        let parsed = HostFunction::parse(OsStr::new("a=./b=c")).unwrap();
+        assert_eq!(parsed.name, "a");
+        assert_eq!(parsed.program, PathBuf::from("./b=c"));
+        for word in ["", "a", "a=", "=b"] {
+            HostFunction::parse(OsStr::new(word)).unwrap_err();
+        }
+    }
+}
