@@ -138,9 +138,7 @@ fn figures() {
     assert!(table.html().unwrap().contains("<table"), "{table:?}");
     assert!(table.text().unwrap().contains("x  y"), "{table:?}");
     assert_eq!(again.text(), Some("(14, [], False)"));
-    assert_eq!(
-        String::from_utf8_lossy(&run.stderr),
-        "",
-        "no warning of a backend without a screen"
-    );
+    // A first import builds a cache, and says so; of a backend without a screen nothing is said.
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert!(!said.contains("Warning"), "{said}");
 }
