@@ -233,6 +233,15 @@ pub(crate) struct RunArgs {
     /// Longest time for all of it, for example 30s, 1m30s or 500ms; 0 for none
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = Timeout::parse)]
     pub(crate) timeout: Timeout,
+    /// Most processor time of the machine's process, boot included, for example 10s; 0 for no bound
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    pub(crate) cpu_time: Timeout,
+    /// End the program when it has written more than this, for example 64M
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory_mib)]
+    pub(crate) max_output: Option<u32>,
+    /// Write what happens in the sandbox to FILE as it happens, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) events: Option<PathBuf>,
     /// Set a variable, or hand on the host's when only KEY is given; may be repeated
     #[arg(short = 'e', long = "env", value_name = "KEY[=VALUE]")]
     pub(crate) env: Vec<OsString>,

@@ -285,6 +285,9 @@ pub(crate) fn from_agent() -> Vec<FromAgent> {
             oom_kills: 0,
             peak_memory_bytes: 4096,
             cpu_time_us: 10,
+            process_limit_hits: 11,
+            disk_used_bytes: 12,
+            disk_free_bytes: 13,
         }),
         FromAgent::SpawnFailed {
             command_id: 2,

@@ -26,6 +26,9 @@ pub struct Workload {
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
+    /// The workload's own events, and how often its bound on processes had been met when this one was made.
+    workload_events: PathBuf,
+    process_limit_hits_before: u64,
 }
 
 /// What a command used.
@@ -37,6 +40,8 @@ pub struct Usage {
     pub peak_memory_bytes: u64,
     /// Processor time, in microseconds.
     pub cpu_time_us: u64,
+    /// How often the workload met its bound on processes meanwhile.
+    pub process_limit_hits: u32,
 }
 
 impl Workload {
@@ -88,7 +93,12 @@ impl Workload {
     pub fn child(&self, name: &str) -> io::Result<Cgroup> {
         let path = self.path.join(name);
         make_folder(&path)?;
-        Ok(Cgroup { path })
+        let workload_events = self.path.join("pids.events");
+        Ok(Cgroup {
+            path,
+            process_limit_hits_before: process_limit_hits(&workload_events),
+            workload_events,
+        })
     }
 }
 
@@ -120,8 +130,11 @@ impl Cgroup {
     #[must_use]
     pub fn usage(&self) -> Usage {
         let oom_kills = keyed_value(&self.read("memory.events"), "oom_kill").unwrap_or_default();
+        let process_limit_hits = process_limit_hits(&self.workload_events)
+            .saturating_sub(self.process_limit_hits_before);
         Usage {
             oom_kills: u32::try_from(oom_kills).unwrap_or(u32::MAX),
+            process_limit_hits: u32::try_from(process_limit_hits).unwrap_or(u32::MAX),
             peak_memory_bytes: self.read("memory.peak").trim().parse().unwrap_or_default(),
             cpu_time_us: keyed_value(&self.read("cpu.stat"), "usage_usec").unwrap_or_default(),
         }
@@ -141,6 +154,11 @@ impl Cgroup {
     fn read(&self, name: &str) -> String {
         read_file(&self.path.join(name))
     }
+}
+
+/// How often a bound on processes was met, by the text of this file.
+fn process_limit_hits(events: &Path) -> u64 {
+    keyed_value(&read_file(events), "max").unwrap_or_default()
 }
 
 /// The text of an interface file; empty if it can't be read.
@@ -212,8 +230,11 @@ mod tests {
             "usage_usec 77\nuser_usec 1\n",
         )
         .unwrap();
+        fs::write(folder.path().join("pids.events"), "max 5\n").unwrap();
         let cgroup = Cgroup {
             path: folder.path().into(),
+            workload_events: folder.path().join("pids.events"),
+            process_limit_hits_before: 3,
         };
 
         let usage = cgroup.usage();
@@ -223,7 +244,8 @@ mod tests {
             Usage {
                 oom_kills: 1,
                 peak_memory_bytes: 4096,
-                cpu_time_us: 77
+                cpu_time_us: 77,
+                process_limit_hits: 2,
             }
         );
     }
@@ -250,6 +272,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cgroup = Cgroup {
             path: folder.path().join("gone"),
+            workload_events: folder.path().join("gone"),
+            process_limit_hits_before: 0,
         };
 
         assert_eq!(cgroup.usage(), Usage::default());

@@ -208,6 +208,19 @@ pub fn settle() {
     }
 }
 
+/// Bytes that the root's writable layer holds, and bytes that it has left; zeros where it can't be asked.
+#[must_use]
+pub fn disk_bytes() -> (u64, u64) {
+    let Ok(found) = rustix::fs::statvfs("/") else {
+        return (0, 0);
+    };
+    let used = found.f_blocks.saturating_sub(found.f_bfree);
+    (
+        used.saturating_mul(found.f_frsize),
+        found.f_bavail.saturating_mul(found.f_frsize),
+    )
+}
+
 /// Mounts everything else below the new root.
 ///
 /// # Errors

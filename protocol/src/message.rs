@@ -243,6 +243,12 @@ pub struct Exited {
     pub peak_memory_bytes: u64,
     /// Processor time of all its processes, in microseconds.
     pub cpu_time_us: u64,
+    /// How often a process could not be started while the command ran, since the guest had as many as it may.
+    pub process_limit_hits: u32,
+    /// Bytes that all that was written takes, in the writable layer of the root, and bytes that are left there.
+    pub disk_used_bytes: u64,
+    /// See `disk_used_bytes`.
+    pub disk_free_bytes: u64,
 }
 
 /// The status of a process that ended.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use vmm::snapshot::format::MAX_STATE_BYTES;
 use crate::cell::Part;
 use crate::clock::{instant_ns, nanos, now_ns};
 use crate::error::StartError;
+use crate::event::{Event, Events};
 use crate::file::{self, Role};
 use crate::host;
 use crate::images::Images;
@@ -54,6 +56,8 @@ pub struct SandboxBuilder {
     cpus: u8,
     memory_mib: u32,
     timeout: Option<Duration>,
+    cpu_time: Option<Duration>,
+    events: Option<SyncSender<Event>>,
     hostname: String,
     program: Option<PathBuf>,
     console: Option<File>,
@@ -73,6 +77,8 @@ impl SandboxBuilder {
             cpus: 1,
             memory_mib: 256,
             timeout: None,
+            cpu_time: None,
+            events: None,
             hostname: DEFAULT_HOSTNAME.to_owned(),
             program: None,
             console: None,
@@ -153,6 +159,32 @@ impl SandboxBuilder {
         self
     }
 
+    /// The most processor time of the machine's process: what the guest uses, and what serving it does, the boot included.
+    /// Whatever runs when it is used up is killed, and ends as [`crate::Outcome::LimitExceeded`]. Counted by the host's kernel in hundredths of
+    /// a second. Default: `None`, no bound.
+    #[must_use]
+    pub fn cpu_time(mut self, limit: Option<Duration>) -> Self {
+        self.cpu_time = limit;
+        self
+    }
+
+    /// Gets what happens in the sandbox, as it happens; the channel is closed behind [`crate::EventKind::Ended`]. Nobody waits for its
+    /// reader: events that find no room in the channel are counted, and told of as [`crate::EventKind::Lost`].
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # sandvmm::init();
+    /// let (sender, events) = std::sync::mpsc::sync_channel(1000);
+    /// let sandbox = sandvmm::Sandbox::builder().events(sender).start()?;
+    /// std::thread::spawn(move || events.iter().for_each(|event| println!("{}", event.to_json())));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn events(mut self, sender: SyncSender<Event>) -> Self {
+        self.events = Some(sender);
+        self
+    }
+
     /// The guest's host name: 1 to 64 letters, digits and hyphens. Default: `sandvmm`.
     #[must_use]
     pub fn hostname(mut self, name: impl Into<String>) -> Self {
@@ -215,11 +247,12 @@ impl SandboxBuilder {
     ///
     /// # Errors
     /// See [`StartError`]; nothing is left behind.
-    pub fn begin(self) -> Result<Sandbox, StartError> {
+    pub fn begin(mut self) -> Result<Sandbox, StartError> {
         let now_ns = now_ns();
         let called_ns = self.called_at.map_or(now_ns, instant_ns);
+        let events = Events::new(self.events.take(), called_ns);
         let (plan, origin) = self.plan(now_ns)?;
-        let shared = Shared::new(called_ns).map_err(|source| StartError::System {
+        let shared = Shared::new(called_ns, events).map_err(|source| StartError::System {
             action: "Making an event descriptor",
             source,
         })?;
@@ -286,6 +319,8 @@ impl SandboxBuilder {
             deadline: self
                 .timeout
                 .map(|timeout| (now_ns.saturating_add(nanos(timeout)), timeout)),
+            // The processors', and the thread that serves the devices.
+            cpu_time: self.cpu_time.map(|limit| (limit, u32::from(self.cpus) + 1)),
         };
         let origin = Origin {
             images,
@@ -394,6 +429,12 @@ impl SandboxBuilder {
         if self.timeout.is_some_and(|timeout| timeout.is_zero()) {
             return invalid(
                 "A time of 0 is over before it begins: give none for no end".to_owned(),
+            );
+        }
+        if self.cpu_time.is_some_and(|limit| limit.is_zero()) {
+            return invalid(
+                "A processor time of 0 is used up before it begins: give none for no bound"
+                    .to_owned(),
             );
         }
         let name = self.hostname.as_bytes();

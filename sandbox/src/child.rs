@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use protocol::message::{TerminalSize, ToAgent};
 
-use crate::clock::FirstOutput;
 use crate::error::SignalError;
+use crate::meter::Meter;
 use crate::outcome::Completion;
 use crate::shared::{Shared, frame_of};
 use crate::stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
@@ -28,7 +28,7 @@ pub struct Child {
     pub terminal: Option<ChildTerminal>,
     shared: Arc<Shared>,
     id: u32,
-    first_output: Arc<FirstOutput>,
+    meter: Arc<Meter>,
     has_terminal: bool,
 }
 
@@ -36,7 +36,7 @@ impl Child {
     pub(crate) fn new(
         shared: &Arc<Shared>,
         id: u32,
-        first_output: Arc<FirstOutput>,
+        meter: Arc<Meter>,
         has_terminal: bool,
     ) -> Self {
         Self {
@@ -46,13 +46,13 @@ impl Child {
             terminal: None,
             shared: Arc::clone(shared),
             id,
-            first_output,
+            meter,
             has_terminal,
         }
     }
 
-    pub(crate) fn first_output(&self) -> Arc<FirstOutput> {
-        Arc::clone(&self.first_output)
+    pub(crate) fn meter(&self) -> Arc<Meter> {
+        Arc::clone(&self.meter)
     }
 
     /// The command's number, unique within its sandbox. It is no process id.
@@ -106,7 +106,7 @@ impl Child {
         self.stdin = None;
         loop {
             // Without a limit there is always an end.
-            if let Some(completion) = self.shared.wait_done(self.id, None, &self.first_output) {
+            if let Some(completion) = self.shared.wait_done(self.id, None, &self.meter) {
                 return completion;
             }
         }
@@ -115,8 +115,7 @@ impl Child {
     /// Like [`Self::wait`], but leaves standard input alone, and returns `None` when the command still runs
     /// after `limit`.
     pub fn wait_timeout(&mut self, limit: Duration) -> Option<Completion> {
-        self.shared
-            .wait_done(self.id, Some(limit), &self.first_output)
+        self.shared.wait_done(self.id, Some(limit), &self.meter)
     }
 
     fn tell(&self, message: &ToAgent) -> Result<(), SignalError> {

@@ -14,8 +14,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use crate::child::Child;
-use crate::clock::FirstOutput;
 use crate::error::SpawnError;
+use crate::limit::Limit;
+use crate::meter::Meter;
 use crate::outcome::Completion;
 use crate::python::{Python, PythonError};
 use crate::shared::{MAX_COMMANDS, Shared, Started, frame_of};
@@ -63,6 +64,7 @@ pub struct Command {
     stderr: Stdio,
     terminal: Option<TerminalSize>,
     output_limit_bytes: usize,
+    max_output_bytes: u64,
     /// Whether the program stays, to be forked for later commands.
     stays: bool,
 }
@@ -81,6 +83,7 @@ impl Command {
             stderr: Stdio::piped(),
             terminal: None,
             output_limit_bytes: DEFAULT_OUTPUT_LIMIT_BYTES,
+            max_output_bytes: u64::MAX,
             stays: false,
         }
     }
@@ -184,33 +187,44 @@ impl Command {
         self
     }
 
+    /// The most bytes of output, all streams together, that are read of the command here: above, it is killed with all that it
+    /// started, and ends as [`crate::Outcome::LimitExceeded`]. Output that nobody reads stops the program before that. Default: no
+    /// bound.
+    pub fn max_output_bytes(&mut self, bytes: u64) -> &mut Self {
+        self.max_output_bytes = bytes;
+        self
+    }
+
     /// Starts the command and returns once the guest says that it runs.
     ///
     /// # Errors
     /// See [`SpawnError`].
     pub fn spawn(&mut self) -> Result<Child, SpawnError> {
-        let id = self.shared.register_command().map_err(SpawnError::from)?;
-        let first_output = Arc::new(FirstOutput::of_command(&self.shared.first_output));
+        let id = self
+            .shared
+            .register_command(&self.program)
+            .map_err(SpawnError::from)?;
+        let meter = Arc::new(Meter::new(&self.shared, id, self.max_output_bytes));
         // From here on, dropping the child forgets the command.
-        let mut child = Child::new(&self.shared, id, first_output, self.terminal.is_some());
+        let mut child = Child::new(&self.shared, id, meter, self.terminal.is_some());
         let mut streams = Vec::new();
         if self.terminal.is_some() {
             let end = open_stream(id, StreamKind::Terminal, &mut streams)?;
-            child.terminal = Some(ChildTerminal::new(end, child.first_output()));
+            child.terminal = Some(ChildTerminal::new(end, child.meter()));
         } else {
             if self.stdin.piped {
                 let end = open_stream(id, StreamKind::Stdin, &mut streams)?;
-                child.stdin = Some(ChildStdin::new(end));
+                child.stdin = Some(ChildStdin::new(end, child.meter()));
             }
             let stdout = open_stream(id, StreamKind::Stdout, &mut streams)?;
             if self.stdout.piped {
-                child.stdout = Some(ChildStdout::new(stdout, child.first_output()));
+                child.stdout = Some(ChildStdout::new(stdout, child.meter()));
             } else {
                 streams.push(Request::Discard(stdout.into()));
             }
             let stderr = open_stream(id, StreamKind::Stderr, &mut streams)?;
             if self.stderr.piped {
-                child.stderr = Some(ChildStderr::new(stderr, child.first_output()));
+                child.stderr = Some(ChildStderr::new(stderr, child.meter()));
             } else {
                 streams.push(Request::Discard(stderr.into()));
             }
@@ -329,7 +343,8 @@ impl From<Over> for SpawnError {
     fn from(over: Over) -> Self {
         match over {
             Over::Ended => Self::SandboxEnded,
-            Over::TimedOut => Self::TimedOut,
+            Over::Limit(Limit::WallTime) => Self::TimedOut,
+            Over::Limit(limit) => Self::LimitExceeded(limit),
             Over::Crashed(crash) => Self::MachineCrashed(crash),
         }
     }

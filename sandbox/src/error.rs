@@ -8,6 +8,7 @@ use protocol::file::{FileFailure, FileFailureKind};
 
 use crate::crash::Crash;
 use crate::images::ImagesError;
+use crate::limit::Limit;
 use crate::text::one_line;
 
 /// Why a sandbox could not be started. No code of the user's has run.
@@ -94,6 +95,9 @@ pub enum StartError {
         /// The sandbox's time, or the bound on a boot.
         limit: Duration,
     },
+    /// The sandbox met a ceiling while its guest booted.
+    #[error("The sandbox had used up its {0} before its guest was ready")]
+    LimitExceeded(Limit),
     /// The system refused something that is no file of the user's: it is out of descriptors, memory or threads.
     #[error("{action} failed")]
     System {
@@ -126,6 +130,9 @@ pub enum SpawnError {
     /// The sandbox's time was over before the guest said whether the command runs.
     #[error("The sandbox's time was over before the command ran")]
     TimedOut,
+    /// The sandbox has met another of its ceilings before the guest said whether the command runs.
+    #[error("The sandbox had used up its {0} before the command ran")]
+    LimitExceeded(Limit),
     /// The sandbox was ended before the guest said whether the command runs.
     #[error("The sandbox was ended before the command ran")]
     SandboxEnded,
@@ -149,7 +156,11 @@ impl SpawnError {
             | Self::Invalid(_)
             | Self::Exhausted(_)
             | Self::Streams(_) => false,
-            Self::MachineCrashed(_) | Self::TimedOut | Self::SandboxEnded | Self::Output(_) => true,
+            Self::MachineCrashed(_)
+            | Self::TimedOut
+            | Self::LimitExceeded(_)
+            | Self::SandboxEnded
+            | Self::Output(_) => true,
         }
     }
 }
@@ -205,6 +216,9 @@ pub enum FileError {
     /// The sandbox's time was over before it was done.
     #[error("The sandbox's time was over before the file was copied")]
     TimedOut,
+    /// The sandbox has met another of its ceilings.
+    #[error("The sandbox had used up its {0} before the file was copied")]
+    LimitExceeded(Limit),
     /// The sandbox was ended before it was done.
     #[error("The sandbox was ended before the file was copied")]
     SandboxEnded,

@@ -5,6 +5,7 @@ use std::time::Instant;
 use protocol::message::ToAgent;
 
 use crate::crash::Crash;
+use crate::limit::Limit;
 use crate::shared::{ANSWER_LIMIT, Shared, frame_of};
 use crate::state::{Over, Phase, Refused, Request, State};
 
@@ -43,6 +44,9 @@ pub enum FreezeError {
     /// The sandbox's time was over.
     #[error("The sandbox's time was over before its machine was saved")]
     TimedOut,
+    /// The sandbox has met another of its ceilings.
+    #[error("The sandbox had used up its {0} before its machine was saved")]
+    LimitExceeded(Limit),
     /// The sandbox was ended.
     #[error("The sandbox was ended before its machine was saved")]
     SandboxEnded,
@@ -52,7 +56,8 @@ impl From<Over> for FreezeError {
     fn from(over: Over) -> Self {
         match over {
             Over::Ended => Self::SandboxEnded,
-            Over::TimedOut => Self::TimedOut,
+            Over::Limit(Limit::WallTime) => Self::TimedOut,
+            Over::Limit(limit) => Self::LimitExceeded(limit),
             Over::Crashed(crash) => Self::MachineCrashed(crash),
         }
     }

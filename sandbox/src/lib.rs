@@ -26,12 +26,15 @@ mod command;
 mod control_stream;
 mod crash;
 mod error;
+mod event;
 mod file;
 mod files;
 mod freeze;
 pub mod host;
 mod images;
 mod init;
+mod limit;
+mod meter;
 mod outcome;
 mod program;
 mod python;
@@ -53,6 +56,7 @@ pub use clock::{Clocks, CommandClocks};
 pub use command::{Command, DEFAULT_OUTPUT_LIMIT_BYTES, Output, Stdio};
 pub use crash::{Crash, CrashKind};
 pub use error::{FileError, SignalError, SpawnError, StartError};
+pub use event::{Event, EventKind, MAX_DENIED_EVENTS};
 pub use files::{
     CopiedIn, CopiedOut, CopyLimits, Entry, FileReader, FileType, Files, MAX_LISTED_ENTRIES,
     MAX_READ_BYTES, Metadata,
@@ -60,6 +64,7 @@ pub use files::{
 pub use freeze::FreezeError;
 pub use images::{Images, ImagesError};
 pub use init::init;
+pub use limit::Limit;
 pub use outcome::{Completion, Ended, ExitStatus, Outcome, Usage};
 pub use python::{
     Evaluation, MAX_CODE_BYTES, MAX_DISPLAYS, MAX_EVALUATION_OUTPUT_BYTES, OutputStream, Python,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::clock::{Clocks, CommandClocks};
 use crate::crash::Crash;
+use crate::limit::Limit;
 
 /// How a command ended, what it used, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct Completion {
     pub clocks: CommandClocks,
     /// Whether it was forked from a warm interpreter ([`crate::Sandbox::warm_up`]) and not started anew.
     pub warm: bool,
+    /// The ceilings that it met, whether they ended it or not.
+    pub limits_hit: Vec<Limit>,
 }
 
 /// How a command ended. Only [`Outcome::Exited`] with 0 is success.
@@ -39,6 +42,8 @@ pub enum Outcome {
     MachineCrashed(Crash),
     /// The sandbox was ended, by [`crate::Sandbox::end`] or by dropping it, while the command ran.
     SandboxEnded,
+    /// It, or the sandbox, used up something other than time and memory, and was killed for that.
+    LimitExceeded(Limit),
     /// A policy ended it: a sentence that names the policy.
     Policy(String),
 }
@@ -71,6 +76,14 @@ pub struct Usage {
     pub peak_memory_bytes: u64,
     /// How often the guest killed one of the processes for lack of memory.
     pub oom_kills: u32,
+    /// From its start to its end, as seen from the host.
+    pub wall: Duration,
+    /// Bytes written to its standard input or terminal from here. What went through a bare descriptor is not counted.
+    pub bytes_in: u64,
+    /// Bytes of its output that were read here, likewise.
+    pub bytes_out: u64,
+    /// Bytes that all that was written in the sandbox took at its end.
+    pub disk_bytes: u64,
 }
 
 /// What is left of a sandbox after its end: nothing but this.

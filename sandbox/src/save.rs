@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use vmm::control::{Taken, Then};
 
 use crate::crash::Crash;
+use crate::limit::Limit;
 use crate::shared::{ANSWER_LIMIT, Shared};
 use crate::state::{Over, Refused, Request, State};
 
@@ -40,6 +41,9 @@ pub enum SaveError {
     /// The sandbox's time was over.
     #[error("The sandbox's time was over before its machine was saved")]
     TimedOut,
+    /// The sandbox has met another of its ceilings.
+    #[error("The sandbox had used up its {0} before its machine was saved")]
+    LimitExceeded(Limit),
     /// The sandbox was ended.
     #[error("The sandbox was ended before its machine was saved")]
     SandboxEnded,
@@ -49,7 +53,8 @@ impl From<Over> for SaveError {
     fn from(over: Over) -> Self {
         match over {
             Over::Ended => Self::SandboxEnded,
-            Over::TimedOut => Self::TimedOut,
+            Over::Limit(Limit::WallTime) => Self::TimedOut,
+            Over::Limit(limit) => Self::LimitExceeded(limit),
             Over::Crashed(crash) => Self::MachineCrashed(crash),
         }
     }

@@ -2,6 +2,7 @@
 //! something, and the ways to wait for it.
 
 use std::collections::{HashMap, VecDeque};
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +15,10 @@ use crate::calls::Calls;
 use crate::clock::{Clocks, CommandClocks, FirstOutput};
 use crate::crash::CrashKind;
 use crate::error::StartError;
+use crate::event::Events;
 use crate::freeze::Standstill;
+use crate::limit::Limit;
+use crate::meter::Meter;
 use crate::outcome::{Completion, Ended, Outcome, Usage};
 use crate::save::Saving;
 use crate::state::{ClocksNs, CommandEntry, CommandState, Over, Phase, Refused, Request, State};
@@ -37,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) first_output: Arc<FirstOutput>,
     /// The functions of this process that the guest may call.
     pub(crate) calls: Calls,
+    /// Where the sandbox's events go.
+    pub(crate) events: Events,
 }
 
 /// What came of a request to start a command.
@@ -48,7 +54,7 @@ pub(crate) enum Started {
 }
 
 impl Shared {
-    pub(crate) fn new(called_ns: u64) -> std::io::Result<Self> {
+    pub(crate) fn new(called_ns: u64, events: Events) -> std::io::Result<Self> {
         Ok(Self {
             state: Mutex::new(State {
                 phase: Phase::Booting,
@@ -67,6 +73,7 @@ impl Shared {
             called_ns,
             first_output: Arc::new(FirstOutput::default()),
             calls: Calls::default(),
+            events,
         })
     }
 
@@ -107,7 +114,7 @@ impl Shared {
     }
 
     /// Registers a command, whose number the caller gives its streams and its request.
-    pub(crate) fn register_command(&self) -> Result<u32, Refused> {
+    pub(crate) fn register_command(&self, program: &OsStr) -> Result<u32, Refused> {
         let mut state = self.lock();
         if let Some(over) = state.no_new_commands() {
             return Err(Refused::Over(over));
@@ -120,6 +127,8 @@ impl Shared {
             id,
             CommandEntry {
                 state: CommandState::Starting,
+                program: program.to_owned(),
+                exceeded: None,
                 warm: false,
                 detached: false,
             },
@@ -188,10 +197,11 @@ impl Shared {
                 }
                 Some(CommandState::Starting) => {}
                 // It was killed before it ran, since the time is over.
-                None if matches!(state.phase, Phase::Closing) => {
-                    return Started::Over(Over::TimedOut);
+                None => {
+                    if let Phase::Closing(limit) = state.phase {
+                        return Started::Over(Over::Limit(limit));
+                    }
                 }
-                None => {}
             }
             if let Some(over) = state.over().cloned() {
                 state.commands.remove(&id);
@@ -206,13 +216,13 @@ impl Shared {
         &self,
         id: u32,
         limit: Option<Duration>,
-        first_output: &FirstOutput,
+        meter: &Meter,
     ) -> Option<Completion> {
         // A limit beyond what the clock can count is none.
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.lock();
         loop {
-            if let Some(completion) = self.completion(&state, id, first_output) {
+            if let Some(completion) = self.completion(&state, id, meter) {
                 return Some(completion);
             }
             state = match deadline {
@@ -257,6 +267,21 @@ impl Shared {
         match self.request(Request::ToAgent(frame)) {
             Err(Refused::Over(_)) => Ok(()),
             other => other,
+        }
+    }
+
+    /// A command has met a ceiling that is kept here: it is killed.
+    pub(crate) fn exceeded(&self, id: u32, limit: Limit) {
+        let runs = match self.lock().commands.get_mut(&id) {
+            Some(entry) if matches!(entry.state, CommandState::Running { .. }) => {
+                entry.exceeded.get_or_insert(limit);
+                true
+            }
+            _ => false,
+        };
+        if let (true, Some(frame)) = (runs, frame_of(&ToAgent::Kill { command_id: id })) {
+            // A guest that takes nothing more is ended by its time.
+            let _ = self.tell(id, frame);
         }
     }
 
@@ -308,7 +333,7 @@ impl Shared {
         at_ns.map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(self.called_ns)))
     }
 
-    fn completion(&self, state: &State, id: u32, first_output: &FirstOutput) -> Option<Completion> {
+    fn completion(&self, state: &State, id: u32, meter: &Meter) -> Option<Completion> {
         let entry = state.commands.get(&id);
         let warm = entry.is_some_and(|entry| entry.warm);
         let command = entry.map(|entry| &entry.state);
@@ -320,37 +345,54 @@ impl Shared {
         };
         let mut clocks = CommandClocks {
             started: self.since_call(started_ns),
-            first_output: self.since_call(first_output.at_ns()),
+            first_output: self.since_call(meter.first_output_ns()),
             exited: None,
         };
         if let Some(CommandState::Done {
             exited_ns,
             outcome,
             usage,
+            limits_hit,
             ..
         }) = command
         {
             clocks.exited = self.since_call(Some(*exited_ns));
             return Some(Completion {
                 outcome: outcome.clone(),
-                usage: *usage,
+                usage: Usage {
+                    bytes_in: meter.bytes_in(),
+                    bytes_out: meter.bytes_out(),
+                    ..*usage
+                },
                 clocks,
                 warm,
+                limits_hit: limits_hit.clone(),
             });
         }
         let outcome = match state.over()? {
             Over::Ended => Outcome::SandboxEnded,
-            Over::TimedOut => Outcome::TimedOut,
+            Over::Limit(Limit::WallTime) => Outcome::TimedOut,
+            Over::Limit(limit) => Outcome::LimitExceeded(*limit),
             Over::Crashed(crash) if crash.kind() == CrashKind::ForbiddenCall => {
                 Outcome::Policy(crash.to_string())
             }
             Over::Crashed(crash) => Outcome::MachineCrashed(crash.clone()),
         };
+        let ended_ns = state.clocks.all_gone.or(started_ns).unwrap_or_default();
         Some(Completion {
             outcome,
-            usage: Usage::default(),
+            usage: Usage {
+                wall: Duration::from_nanos(ended_ns.saturating_sub(started_ns.unwrap_or(ended_ns))),
+                bytes_in: meter.bytes_in(),
+                bytes_out: meter.bytes_out(),
+                ..Usage::default()
+            },
             clocks,
             warm,
+            limits_hit: match state.over() {
+                Some(Over::Limit(limit)) => vec![*limit],
+                _ => Vec::new(),
+            },
         })
     }
 

@@ -1,6 +1,7 @@
 //! The state of a machine and its commands: what may follow what.
 
 use std::collections::{HashMap, VecDeque};
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -10,12 +11,17 @@ use vmm::control::Then;
 
 use crate::crash::Crash;
 use crate::error::StartError;
+use crate::event::EventKind;
 use crate::freeze::Standstill;
+use crate::limit::Limit;
 use crate::outcome::{ExitStatus, Outcome, Usage};
 use crate::save::Saving;
 
 /// Most bytes that wait for the agent to take them. What does not fit is refused.
 const MAX_QUEUED_TO_AGENT_BYTES: usize = 4 * frame::MAX_TO_AGENT_BYTES;
+
+/// `SIGKILL`.
+const KILL: i32 = 9;
 
 /// What the supervisor thread is asked to do.
 #[derive(Debug)]
@@ -41,8 +47,8 @@ pub(crate) enum Phase {
     Booting,
     /// Commands can run.
     Ready,
-    /// The time is over: what runs was killed, and the machine will be in a moment.
-    Closing,
+    /// The time is over, or another ceiling was met: what runs was killed, and the machine will be in a moment.
+    Closing(Limit),
     /// The machine is gone.
     Over(Over),
 }
@@ -52,8 +58,8 @@ pub(crate) enum Phase {
 pub(crate) enum Over {
     /// It was ended, or never started.
     Ended,
-    /// Its time was over.
-    TimedOut,
+    /// Its time was over, or it met another ceiling.
+    Limit(Limit),
     /// It ended by itself.
     Crashed(Crash),
 }
@@ -73,12 +79,17 @@ pub(crate) enum CommandState {
         exited_ns: u64,
         outcome: Outcome,
         usage: Usage,
+        limits_hit: Vec<Limit>,
     },
 }
 
 #[derive(Debug)]
 pub(crate) struct CommandEntry {
     pub(crate) state: CommandState,
+    /// What was asked for.
+    pub(crate) program: OsString,
+    /// The ceiling that it was killed for.
+    pub(crate) exceeded: Option<Limit>,
     /// Whether it was forked from a warm interpreter.
     pub(crate) warm: bool,
     /// Whether nobody will ask for its end.
@@ -134,7 +145,7 @@ impl State {
     pub(crate) fn no_new_commands(&self) -> Option<Over> {
         match &self.phase {
             Phase::Booting | Phase::Ready => None,
-            Phase::Closing => Some(Over::TimedOut),
+            Phase::Closing(limit) => Some(Over::Limit(*limit)),
             Phase::Over(over) => Some(over.clone()),
         }
     }
@@ -198,7 +209,7 @@ impl State {
 
     /// The agent says that a command did not start. False if it was not asked to start it.
     pub(crate) fn command_failed(&mut self, id: u32, kind: SpawnFailure, message: String) -> bool {
-        let time_is_over = matches!(self.phase, Phase::Closing);
+        let time_is_over = matches!(self.phase, Phase::Closing(_));
         match self.commands.get_mut(&id) {
             Some(entry) if matches!(entry.state, CommandState::Starting) => {
                 entry.state = CommandState::Failed(kind, message);
@@ -212,33 +223,65 @@ impl State {
         }
     }
 
-    /// The agent says that a command ended. False if it did not run, or the status is none.
-    pub(crate) fn command_exited(&mut self, exited: &Exited, now_ns: u64) -> bool {
-        let time_is_over = matches!(self.phase, Phase::Closing);
-        let Some(status) = checked_status(exited.status) else {
-            return false;
+    /// What a command was asked to run.
+    pub(crate) fn program(&self, id: u32) -> OsString {
+        let entry = self.commands.get(&id);
+        entry.map_or_else(OsString::new, |entry| entry.program.clone())
+    }
+
+    /// The agent says that a command ended: what is to be told of that. `None` if it did not run, or the status is none.
+    pub(crate) fn command_exited(
+        &mut self,
+        exited: &Exited,
+        now_ns: u64,
+    ) -> Option<Vec<EventKind>> {
+        let closing = match self.phase {
+            Phase::Closing(limit) => Some(limit),
+            _ => None,
         };
-        let Some(entry) = self.commands.get_mut(&exited.command_id) else {
-            return false;
-        };
+        let status = checked_status(exited.status)?;
+        let entry = self.commands.get_mut(&exited.command_id)?;
         let CommandState::Running { started_ns } = entry.state else {
-            return false;
+            return None;
         };
+        let killed_for = closing.or(entry.exceeded);
+        let command = exited.command_id;
+        let limits_hit = limits_hit(exited, killed_for);
+        let outcome = outcome(status, exited.oom_kills, killed_for);
+        let usage = Usage {
+            cpu_time: Duration::from_micros(exited.cpu_time_us),
+            peak_memory_bytes: exited.peak_memory_bytes,
+            oom_kills: exited.oom_kills,
+            wall: Duration::from_nanos(now_ns.saturating_sub(started_ns)),
+            disk_bytes: exited.disk_used_bytes,
+            ..Usage::default()
+        };
+        let mut events: Vec<EventKind> = limits_hit
+            .iter()
+            // That of the whole sandbox is told of once.
+            .filter(|limit| closing != Some(**limit))
+            .map(|limit| EventKind::LimitHit {
+                limit: *limit,
+                command: Some(command),
+            })
+            .collect();
+        events.push(EventKind::CommandEnded {
+            command,
+            outcome: outcome.clone(),
+            usage,
+        });
         entry.state = CommandState::Done {
             started_ns,
             exited_ns: now_ns,
-            outcome: outcome(status, exited.oom_kills, time_is_over),
-            usage: Usage {
-                cpu_time: Duration::from_micros(exited.cpu_time_us),
-                peak_memory_bytes: exited.peak_memory_bytes,
-                oom_kills: exited.oom_kills,
-            },
+            outcome,
+            usage,
+            limits_hit,
         };
         if entry.detached {
             self.commands.remove(&exited.command_id);
         }
         self.clocks.exited = Some(now_ns);
-        true
+        Some(events)
     }
 }
 
@@ -255,9 +298,28 @@ fn checked_status(status: protocol::message::ExitStatus) -> Option<ExitStatus> {
     }
 }
 
-fn outcome(status: ExitStatus, oom_kills: u32, time_is_over: bool) -> Outcome {
+/// Bytes of room for files below which the disk counts as full: less than a page and what a file system keeps for itself.
+const DISK_IS_FULL_BYTES: u64 = 64 << 10;
+
+/// All ceilings that a command met, by the guest's word where that is all there is.
+fn limits_hit(exited: &Exited, killed_for: Option<Limit>) -> Vec<Limit> {
+    let hit = [
+        (exited.oom_kills > 0, Limit::Memory),
+        (exited.process_limit_hits > 0, Limit::Processes),
+        (exited.disk_free_bytes < DISK_IS_FULL_BYTES, Limit::Disk),
+    ];
+    let hit = hit.into_iter().filter(|(is_hit, _)| *is_hit);
+    killed_for
+        .into_iter()
+        .chain(hit.map(|(_, limit)| limit))
+        .collect()
+}
+
+fn outcome(status: ExitStatus, oom_kills: u32, killed_for: Option<Limit>) -> Outcome {
     match status {
-        _ if time_is_over => Outcome::TimedOut,
+        _ if killed_for == Some(Limit::WallTime) => Outcome::TimedOut,
+        // One that had ended by itself before it could be killed has ended.
+        ExitStatus::Signal(KILL) if let Some(limit) = killed_for => Outcome::LimitExceeded(limit),
         ExitStatus::Code(0) => Outcome::Exited(0),
         status if oom_kills > 0 => Outcome::OutOfMemory { status },
         ExitStatus::Code(code) => Outcome::Exited(code),

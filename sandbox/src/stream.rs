@@ -10,11 +10,14 @@ use std::time::Duration;
 
 use rustix::net::SendFlags;
 
-use crate::clock::FirstOutput;
+use crate::meter::Meter;
 
 /// A command's standard input. Dropping it is the command's end of file.
 #[derive(Debug)]
-pub struct ChildStdin(UnixStream);
+pub struct ChildStdin {
+    stream: UnixStream,
+    meter: Arc<Meter>,
+}
 
 /// A command's standard output. Dropping it closes the command's pipe: its next write ends in `SIGPIPE`.
 #[derive(Debug)]
@@ -37,35 +40,35 @@ pub(crate) fn write_quietly(stream: &UnixStream, buffer: &[u8]) -> io::Result<us
 #[derive(Debug)]
 struct Reader {
     stream: UnixStream,
-    first_output: Arc<FirstOutput>,
+    meter: Arc<Meter>,
 }
 
 impl Reader {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = (&self.stream).read(buffer)?;
-        if count > 0 {
-            self.first_output.record();
-        }
+        self.meter.read(count);
         Ok(count)
     }
 }
 
 impl ChildStdin {
-    pub(crate) fn new(stream: UnixStream) -> Self {
-        Self(stream)
+    pub(crate) fn new(stream: UnixStream, meter: Arc<Meter>) -> Self {
+        Self { stream, meter }
     }
 }
 
 impl ChildStdin {
     /// Has a write fail that takes longer.
     pub(crate) fn limit_writes(&self, limit: Duration) -> io::Result<()> {
-        self.0.set_write_timeout(Some(limit))
+        self.stream.set_write_timeout(Some(limit))
     }
 }
 
 impl Write for ChildStdin {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        write_quietly(&self.0, buffer)
+        let count = write_quietly(&self.stream, buffer)?;
+        self.meter.wrote(count);
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -75,24 +78,21 @@ impl Write for ChildStdin {
 
 impl AsFd for ChildStdin {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.stream.as_fd()
     }
 }
 
 impl From<ChildStdin> for OwnedFd {
     fn from(stdin: ChildStdin) -> Self {
-        stdin.0.into()
+        stdin.stream.into()
     }
 }
 
 macro_rules! reading_end {
     ($name:ident) => {
         impl $name {
-            pub(crate) fn new(stream: UnixStream, first_output: Arc<FirstOutput>) -> Self {
-                Self(Reader {
-                    stream,
-                    first_output,
-                })
+            pub(crate) fn new(stream: UnixStream, meter: Arc<Meter>) -> Self {
+                Self(Reader { stream, meter })
             }
         }
 
@@ -130,7 +130,7 @@ impl ChildTerminal {
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self(Reader {
             stream: self.0.stream.try_clone()?,
-            first_output: Arc::clone(&self.0.first_output),
+            meter: Arc::clone(&self.0.meter),
         }))
     }
 
@@ -145,7 +145,9 @@ impl ChildTerminal {
 
 impl Write for ChildTerminal {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        write_quietly(&self.0.stream, buffer)
+        let count = write_quietly(&self.0.stream, buffer)?;
+        self.0.meter.wrote(count);
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {

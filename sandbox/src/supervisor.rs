@@ -6,6 +6,7 @@
 //! Users' threads wait for the state in [`Shared`] that it changes.
 
 mod agent;
+mod cpu_time;
 mod machine;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod scripted;
@@ -31,9 +32,12 @@ use crate::clock::{nanos, now_ns};
 use crate::control_stream::ControlStream;
 use crate::crash::{Crash, CrashKind};
 use crate::error::StartError;
+use crate::event::EventKind;
+use crate::limit::Limit;
 use crate::shared::{ANSWER_LIMIT, Shared, frame_of};
 use crate::state::{Over, Phase, Request, State};
 use agent::misbehaved;
+use cpu_time::CpuTime;
 
 /// How long a boot may take when the sandbox's own time does not end it before: a second on metal, some
 /// tens where the processor is emulated and shared.
@@ -65,6 +69,8 @@ pub(crate) struct Plan {
     pub(crate) hostname: String,
     /// End of the sandbox's time on `CLOCK_MONOTONIC`, and how long that time was.
     pub(crate) deadline: Option<(u64, Duration)>,
+    /// The most processor time of its process, and how many of its threads can use that at one time.
+    pub(crate) cpu_time: Option<(Duration, u32)>,
 }
 
 /// Why a machine is over.
@@ -72,6 +78,7 @@ pub(crate) struct Plan {
 enum Reason {
     Asked,
     TimeIsOver(Duration),
+    CpuTimeIsOver,
     Crashed(Crash),
     NotStarted(StartError),
 }
@@ -91,6 +98,7 @@ struct Supervisor {
     deadline: Option<(u64, Duration)>,
     boot_deadline_ns: u64,
     closing_deadline_ns: Option<u64>,
+    cpu_time: Option<CpuTime>,
     agent_end_deadline_ns: Option<u64>,
 }
 
@@ -122,6 +130,7 @@ fn finish(shared: &Shared, reason: Reason) {
     let mut state = shared.lock();
     state.clocks.all_gone = Some(now_ns());
     state.requests.clear();
+    let ended = reason.event();
     if matches!(state.phase, Phase::Booting) {
         state.start_error = Some(reason.start_error());
         state.phase = Phase::Over(Over::Ended);
@@ -129,13 +138,26 @@ fn finish(shared: &Shared, reason: Reason) {
         state.phase = Phase::Over(reason.over());
     }
     drop(state);
+    shared.events.emit(ended);
     shared.notify();
 }
 
 impl Reason {
+    fn event(&self) -> EventKind {
+        let (reason, message) = match self {
+            Self::Asked => ("ended", None),
+            Self::TimeIsOver(_) => ("timeout", None),
+            Self::CpuTimeIsOver => ("limit", Some(Limit::CpuTime.to_string())),
+            Self::Crashed(crash) => ("crash", Some(crash.to_string())),
+            Self::NotStarted(error) => ("crash", Some(error.to_string())),
+        };
+        EventKind::Ended { reason, message }
+    }
+
     fn over(self) -> Over {
         match self {
-            Self::TimeIsOver(_) => Over::TimedOut,
+            Self::TimeIsOver(_) => Over::Limit(Limit::WallTime),
+            Self::CpuTimeIsOver => Over::Limit(Limit::CpuTime),
             Self::Crashed(crash) => Over::Crashed(crash),
             Self::Asked => Over::Ended,
             // Only a machine's process that was taken over says so after its guest was ready.
@@ -148,6 +170,7 @@ impl Reason {
     fn start_error(self) -> StartError {
         match self {
             Self::TimeIsOver(limit) => StartError::TimedOut { limit },
+            Self::CpuTimeIsOver => StartError::LimitExceeded(Limit::CpuTime),
             Self::Crashed(crash) => StartError::Crashed(crash),
             Self::NotStarted(error) => error,
             Self::Asked => StartError::Ended,
@@ -198,6 +221,10 @@ impl Supervisor {
             .map_err(|error| not_started(error, failed))?;
         let mut supervisor = Self::new(shared, ours, process, plan.hostname, plan.deadline)
             .with_order(plan.order, plan.descriptors);
+        supervisor.cpu_time = plan
+            .cpu_time
+            .map(|(limit, threads)| CpuTime::new(supervisor.process.id(), limit, threads));
+        shared.events.emit(EventKind::Started);
         // It finds its orders when it has entered its cell.
         if supervisor.send_to_machine().is_ok() {
             supervisor.wait_for_entry(failed)?;
@@ -241,6 +268,7 @@ impl Supervisor {
             deadline,
             boot_deadline_ns: now_ns().saturating_add(nanos(BOOT_LIMIT)),
             closing_deadline_ns: None,
+            cpu_time: None,
             agent_end_deadline_ns: None,
         }
     }
@@ -310,37 +338,56 @@ impl Supervisor {
                 "The agent closed its control stream".to_owned(),
             )));
         }
+        let cpu_time_is_over = self
+            .cpu_time
+            .as_mut()
+            .is_some_and(|cpu_time| cpu_time.is_over(now_ns));
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
         match (&state.phase, self.deadline) {
+            (Phase::Booting, _) if cpu_time_is_over => Err(Reason::CpuTimeIsOver),
             (Phase::Booting, Some((at_ns, limit))) if at_ns <= now_ns => {
                 Err(Reason::TimeIsOver(limit))
             }
             (Phase::Booting, None) if self.boot_deadline_ns <= now_ns => {
                 Err(Reason::TimeIsOver(BOOT_LIMIT))
             }
-            (Phase::Ready, Some((at_ns, limit))) if at_ns <= now_ns => {
-                self.begin_closing(&mut state, at_ns, limit)
+            (Phase::Ready, Some((at_ns, limit))) if at_ns <= now_ns => self.begin_closing(
+                &mut state,
+                at_ns,
+                Limit::WallTime,
+                Reason::TimeIsOver(limit),
+            ),
+            (Phase::Ready, _) if cpu_time_is_over => {
+                self.begin_closing(&mut state, now_ns, Limit::CpuTime, Reason::CpuTimeIsOver)
             }
-            (Phase::Closing, Some((_, limit))) if passed(self.closing_deadline_ns) => {
+            (Phase::Closing(Limit::CpuTime), _) if passed(self.closing_deadline_ns) => {
+                Err(Reason::CpuTimeIsOver)
+            }
+            (Phase::Closing(_), Some((_, limit))) if passed(self.closing_deadline_ns) => {
                 Err(Reason::TimeIsOver(limit))
             }
             _ => Ok(()),
         }
     }
 
-    /// The time is over: all that runs is killed, and the machine a grace later.
+    /// The time is over, or a ceiling was met: all that runs is killed, and the machine a grace later.
     fn begin_closing(
         &mut self,
         state: &mut State,
         deadline_ns: u64,
-        limit: Duration,
+        limit: Limit,
+        reason: Reason,
     ) -> Result<(), Reason> {
+        let command = None;
+        self.shared
+            .events
+            .emit(EventKind::LimitHit { limit, command });
         let live = state.live_commands();
         if live.is_empty() {
-            return Err(Reason::TimeIsOver(limit));
+            return Err(reason);
         }
-        state.phase = Phase::Closing;
+        state.phase = Phase::Closing(limit);
         self.closing_deadline_ns = Some(deadline_ns.saturating_add(nanos(CLOSING_GRACE)));
         for command_id in live {
             if let (Some(agent), Some(frame)) =
@@ -360,12 +407,17 @@ impl Supervisor {
                     .map_or(self.boot_deadline_ns, |(at_ns, _)| at_ns),
             ),
             Phase::Ready => self.deadline.map(|(at_ns, _)| at_ns),
-            Phase::Closing | Phase::Over(_) => self.closing_deadline_ns,
+            Phase::Closing(_) | Phase::Over(_) => self.closing_deadline_ns,
         };
-        [phase_deadline_ns, self.agent_end_deadline_ns]
-            .into_iter()
-            .flatten()
-            .min()
+        let cpu_time_look_ns = self.cpu_time.as_ref().map(CpuTime::next_look_ns);
+        [
+            phase_deadline_ns,
+            self.agent_end_deadline_ns,
+            cpu_time_look_ns,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Waits until something is to be done. An interrupted wait finds nothing.

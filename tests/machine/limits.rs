@@ -41,12 +41,15 @@ fn a_fork_bomb_hits_its_limit_and_the_status_still_comes() {
     let program =
         "mkfifo pipe; n=0; trap 'echo $n' EXIT; while :; do (read line < pipe) & n=$((n+1)); done";
 
-    let ran = run(["--timeout", "200s", "--", "sh", "-c", program])
+    let ran = run(["--json", "--timeout", "200s", "--", "sh", "-c", program])
         .done()
-        .expect(2);
+        .expect(2)
+        .json();
 
-    assert!(ran.stderr.contains("fork"), "{ran:?}");
-    assert!(ran.text().trim().parse::<u32>().unwrap() > 50, "{ran:?}");
+    assert!(ran["stderr"].as_str().unwrap().contains("fork"), "{ran}");
+    let count = ran["stdout"].as_str().unwrap().trim().parse::<u32>();
+    assert!(count.unwrap() > 50, "{ran}");
+    assert_eq!(ran["limits_hit"], serde_json::json!(["processes"]), "{ran}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod bench;
 mod crash;
 mod doctor;
 mod environment;
+mod events;
 mod exit_status;
 mod files;
 mod host_functions;

@@ -5,6 +5,7 @@
 
 mod console;
 mod copies;
+mod events;
 mod functions;
 mod input;
 mod plan;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use sandvmm::cell::Cell;
-use sandvmm::{Clocks, Usage};
+use sandvmm::{Clocks, Limit, Usage};
 use serde::Serialize;
 
 use super::stream::Captured;
@@ -35,6 +35,8 @@ pub(crate) struct Report {
     stderr_bytes: u64,
     clocks: Timeline,
     usage: UsageReport,
+    /// The ceilings that were met.
+    limits_hit: Vec<Limit>,
     cell: Option<CellReport>,
     /// Which template was forked, if one was.
     template: Option<String>,
@@ -101,6 +103,10 @@ struct UsageReport {
     peak_memory_bytes: u64,
     cpu_time_us: u64,
     oom_kills: u32,
+    wall_us: u64,
+    bytes_in: u64,
+    bytes_out: u64,
+    disk_bytes: u64,
 }
 
 impl From<Usage> for UsageReport {
@@ -109,6 +115,10 @@ impl From<Usage> for UsageReport {
             peak_memory_bytes: usage.peak_memory_bytes,
             cpu_time_us: u64::try_from(usage.cpu_time.as_micros()).unwrap_or(u64::MAX),
             oom_kills: usage.oom_kills,
+            wall_us: u64::try_from(usage.wall.as_micros()).unwrap_or(u64::MAX),
+            bytes_in: usage.bytes_in,
+            bytes_out: usage.bytes_out,
+            disk_bytes: usage.disk_bytes,
         }
     }
 }
@@ -140,11 +150,18 @@ impl Report {
             stderr_bytes: stderr.total_bytes,
             clocks: clocks.into(),
             usage: usage.into(),
+            limits_hit: Vec::new(),
             cell: None,
             template: None,
             path_reason: None,
             warm: false,
         }
+    }
+
+    /// Adds the ceilings that were met.
+    pub(crate) fn with_limits(mut self, limits_hit: &[Limit]) -> Self {
+        self.limits_hit = limits_hit.to_vec();
+        self
     }
 
     /// Adds how the machine and the program in it came to be.
@@ -230,7 +247,11 @@ mod tests {
                     "agent_ready_us": null, "command_started_us": null, "first_output_us": null,
                     "exited_us": null, "gone_us": null
                 },
-                "usage": {"peak_memory_bytes": 0, "cpu_time_us": 0, "oom_kills": 0},
+                "usage": {
+                    "peak_memory_bytes": 0, "cpu_time_us": 0, "oom_kills": 0, "wall_us": 0, "bytes_in": 0,
+                    "bytes_out": 0, "disk_bytes": 0
+                },
+                "limits_hit": [],
                 "cell": null, "template": null, "path_reason": null, "warm": false
             })
         );

@@ -5,12 +5,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use sandvmm::cell::Cell;
 use sandvmm::{
-    Child, Command, Completion, FileError, Files, Outcome, Sandbox, Stdio, Usage, Workspace,
+    Child, Command, Completion, FileError, Files, Limit, Outcome, Sandbox, Stdio, Usage, Workspace,
 };
 
 use super::input::Input;
@@ -19,7 +19,7 @@ use super::relay::{Relay, Relayed};
 use super::report::Report;
 use super::shared::Shared;
 use super::verdict::{FAILED, Failure, Limits, Verdict};
-use super::{announce, console, copies, signals};
+use super::{announce, console, copies, events, signals};
 use crate::args::RunArgs;
 use crate::{cell, machine, notice, template, terminal};
 
@@ -52,6 +52,8 @@ pub(super) struct Session {
     /// How the machine comes to be, once that is decided.
     path: OnceLock<template::Path>,
     resized: Option<Arc<AtomicBool>>,
+    /// What writes the events down, until the end.
+    events: Mutex<Option<events::Writer>>,
 }
 
 /// What came of a command.
@@ -60,6 +62,7 @@ struct Told {
     verdict: Option<Verdict>,
     streams: Relayed,
     usage: Usage,
+    limits_hit: Vec<Limit>,
     warm: bool,
 }
 
@@ -90,6 +93,7 @@ impl Session {
             shared,
             path: OnceLock::new(),
             resized: args.tty.then(signals::resized).transpose()?,
+            events: Mutex::default(),
         })
     }
 
@@ -122,6 +126,10 @@ impl Session {
         ) && verdict.is_programs_own()
         {
             told.verdict = Some(Verdict::crashed(crash));
+        }
+        let writer = self.events.lock().ok().and_then(|mut events| events.take());
+        if let (Some(writer), true) = (writer, ended.is_some()) {
+            writer.finish();
         }
         if let Some(over) = console_over {
             // Silence or the end, either will do.
@@ -160,6 +168,7 @@ impl Session {
                 clocks,
                 told.usage,
             )
+            .with_limits(&told.limits_hit)
             .with_path(self.path.get(), told.warm)
             .with_cell(self.shared.sandbox.get().and_then(Sandbox::cell).as_ref())
         })
@@ -179,7 +188,20 @@ impl Session {
         let (builder, path) = template::choose(&self.args, self.called_at)
             .map_err(|error| Verdict::failed(FAILED, Failure::Start, notice::sentence(&error)))?;
         let _ = self.path.set(path);
-        let mut builder = builder.timeout(self.args.timeout.0);
+        let mut builder = builder
+            .timeout(self.args.timeout.0)
+            .cpu_time(self.args.cpu_time.0);
+        if let Some(path) = &self.args.events {
+            let (sender, writer) = events::Writer::start(path).map_err(|error| {
+                let path = path.display();
+                let sentence = format!("The events can't be written to '{path}': {error}");
+                Verdict::failed(FAILED, Failure::Output, sentence)
+            })?;
+            builder = builder.events(sender);
+            if let Ok(mut events) = self.events.lock() {
+                *events = Some(writer);
+            }
+        }
         if let Some(console) = console {
             builder = builder.console(console);
         }
@@ -265,6 +287,7 @@ impl Session {
             verdict: Some(verdict),
             streams,
             usage: completion.usage,
+            limits_hit: completion.limits_hit,
             warm: completion.warm,
         })
     }
@@ -367,6 +390,9 @@ impl Session {
         }
         if let Some(user) = &self.args.user {
             command.user(user);
+        }
+        if let Some(mib) = self.args.max_output {
+            command.max_output_bytes(u64::from(mib) << 20);
         }
         if self.args.tty {
             let size = terminal::size();

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use sandvmm::{
-    Crash, CrashKind, ExitStatus, FileError, HostFunctionError, Outcome, SpawnError, StartError,
-    WorkspaceError,
+    Crash, CrashKind, ExitStatus, FileError, HostFunctionError, Limit, Outcome, SpawnError,
+    StartError, WorkspaceError,
 };
 use serde::Serialize;
 use signal_hook::low_level::signal_name;
@@ -186,6 +186,16 @@ impl Verdict {
         }
     }
 
+    /// A ceiling other than time and memory ended it.
+    pub(crate) fn limit(limit: Limit) -> Self {
+        Self {
+            message: Some(format!(
+                "The {limit} that the program may use is used up and it was ended"
+            )),
+            ..Self::ended(FAILED, Reason::Policy)
+        }
+    }
+
     /// A command ended.
     pub(crate) fn outcome(outcome: &Outcome, limits: Limits) -> Self {
         match outcome {
@@ -207,6 +217,7 @@ impl Verdict {
                 }
             }
             Outcome::MachineCrashed(crash) => Self::crashed(crash),
+            Outcome::LimitExceeded(limit) => Self::limit(*limit),
             Outcome::Policy(sentence) => Self {
                 message: Some(sentence.clone()),
                 ..Self::ended(FAILED, Reason::Policy)
@@ -229,6 +240,7 @@ impl Verdict {
                 Self::failed(USAGE, Failure::Usage, sentence(error))
             }
             StartError::Crashed(crash) => Self::crashed(crash),
+            StartError::LimitExceeded(limit) => Self::limit(*limit),
             StartError::TimedOut { .. } => Self {
                 message: Some(sentence(error)),
                 ..Self::ended(TIMED_OUT, Reason::Timeout)
@@ -252,6 +264,7 @@ impl Verdict {
         match error {
             FileError::MachineCrashed(crash) => Self::crashed(crash),
             FileError::TimedOut => Self::timed_out(limits.timeout),
+            FileError::LimitExceeded(limit) => Self::limit(*limit),
             _ => Self::failed(FAILED, Failure::Spawn, sentence(error)),
         }
     }
@@ -264,6 +277,7 @@ impl Verdict {
             | HostFunctionError::TooMany => Self::usage(error),
             HostFunctionError::MachineCrashed(crash) => Self::crashed(crash),
             HostFunctionError::TimedOut => Self::timed_out(limits.timeout),
+            HostFunctionError::LimitExceeded(limit) => Self::limit(*limit),
             _ => Self::failed(FAILED, Failure::Spawn, sentence(error)),
         }
     }
@@ -276,6 +290,7 @@ impl Verdict {
             SpawnError::NotExecutable(_) => failed(NOT_EXECUTABLE, Failure::NotExecutable),
             SpawnError::MachineCrashed(crash) => Self::crashed(crash),
             SpawnError::TimedOut => Self::timed_out(limits.timeout),
+            SpawnError::LimitExceeded(limit) => Self::limit(*limit),
             _ => failed(FAILED, Failure::Spawn),
         }
     }

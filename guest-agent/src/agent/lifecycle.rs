@@ -15,6 +15,7 @@ use crate::limits::{CGROUP_REMOVE_TRIES, MAX_COMMANDS};
 use crate::poll::Token;
 use crate::program::Failure;
 use crate::relay::{Kind, Relay};
+use crate::root;
 use crate::spawn::{self, Ends, Outcome, Stage};
 use crate::stage::Order;
 use crate::warm::Warm;
@@ -315,12 +316,16 @@ impl Agent {
         let now = Instant::now();
         self.relays.command_ended(id, now);
         (self.settle)();
+        let (disk_used_bytes, disk_free_bytes) = root::disk_bytes();
         self.control.send(&FromAgent::Exited(Exited {
             command_id: id,
             status,
             oom_kills: usage.oom_kills,
             peak_memory_bytes: usage.peak_memory_bytes,
             cpu_time_us: usage.cpu_time_us,
+            process_limit_hits: usage.process_limit_hits,
+            disk_used_bytes,
+            disk_free_bytes,
         }))?;
         Ok(())
     }

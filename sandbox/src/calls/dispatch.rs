@@ -1,6 +1,6 @@
 //! The thread that carries a sandbox's calls: it reads them, has them run, keeps their deadlines and sends what came of them.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use protocol::call::{Answer, FromBridge, MAX_CALL_BYTES, MAX_FRAME_BYTES};
+use protocol::call::{Answer, FromBridge, MAX_CALL_BYTES, MAX_FRAME_BYTES, MAX_NAME_BYTES};
 use protocol::frame::{self, Decoder};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -17,6 +17,7 @@ use rustix::net::SendFlags;
 
 use super::wire::{self, Call, Failure, Kind};
 use super::{Function, lock};
+use crate::event::EventKind;
 use crate::shared::Shared;
 
 /// Most calls of a sandbox that wait for their turn, and most bytes of them. While there are that many no further one is read: the
@@ -80,9 +81,18 @@ struct Running {
     deadline: Option<Instant>,
 }
 
+/// A call that was not answered: what it calls, and when it came.
+struct Open {
+    function: String,
+    at: Instant,
+}
+
+/// What the call of this ticket came to.
+type Returned = (u64, Result<Vec<u8>, Failure>);
+
 /// Where the threads that run calls leave their answers.
 struct Done {
-    answers: Mutex<Vec<(u64, Vec<u8>)>>,
+    answers: Mutex<Vec<Returned>>,
     wake: OwnedFd,
 }
 
@@ -91,8 +101,8 @@ struct Dispatcher {
     stream: UnixStream,
     decoder: Decoder,
     outgoing: VecDeque<u8>,
-    /// Numbers that the bridge has given and that were not answered.
-    ids: HashSet<u32>,
+    /// Calls that were not answered, by the number that the bridge has given them.
+    open: HashMap<u32, Open>,
     waiting: VecDeque<Waiting>,
     running: HashMap<u64, Running>,
     last_ticket: u64,
@@ -114,7 +124,7 @@ pub(super) fn start(shared: &Arc<Shared>, stream: UnixStream) -> io::Result<()> 
         stream,
         decoder: Decoder::new(MAX_FRAME_BYTES),
         outgoing: VecDeque::new(),
-        ids: HashSet::new(),
+        open: HashMap::new(),
         waiting: VecDeque::new(),
         running: HashMap::new(),
         last_ticket: 0,
@@ -205,11 +215,15 @@ impl Dispatcher {
                 return Err(Over);
             };
             // As no bridge would: it was taken over.
-            if line.len() > MAX_CALL_BYTES || !self.ids.insert(id) {
+            let open = Open {
+                function: String::new(),
+                at: Instant::now(),
+            };
+            if line.len() > MAX_CALL_BYTES || self.open.insert(id, open).is_some() {
                 return Err(Over);
             }
             if let Err(failure) = self.take_call(id, line) {
-                self.answer(id, failure.line());
+                self.answer(id, Err(failure));
             }
         }
         Ok(())
@@ -218,6 +232,9 @@ impl Dispatcher {
     fn take_call(&mut self, id: u32, line: Vec<u8>) -> Result<(), Failure> {
         let now = Instant::now();
         let (name, has_args) = wire::named(&line)?;
+        if let Some(open) = self.open.get_mut(&id) {
+            open.function.clone_from(&name);
+        }
         let shared = self.shared.upgrade();
         let function = shared.and_then(|shared| shared.calls.find(&name));
         let function = function.ok_or_else(|| {
@@ -270,7 +287,7 @@ impl Dispatcher {
                 Kind::Busy => "The function could not begin in time: too many calls run",
                 _ => "The function took too long, and may go on",
             };
-            self.answer(id, Failure::new(kind, message).line());
+            self.answer(id, Err(Failure::new(kind, message)));
         }
     }
 
@@ -315,11 +332,8 @@ impl Dispatcher {
                 let call = Call::new(&line, has_args);
                 // Its own lock may be poisoned then, which is its own affair.
                 let result = catch_unwind(AssertUnwindSafe(|| (called.body)(&call)));
-                let answer = match result {
-                    Ok(Ok(answer)) => answer,
-                    Ok(Err(failure)) => failure.line(),
-                    Err(_) => Failure::failed("The function panicked".to_owned()).line(),
-                };
+                let answer = result
+                    .unwrap_or_else(|_| Err(Failure::failed("The function panicked".to_owned())));
                 drop(called);
                 lock(&done.answers).push((ticket, answer));
                 // It fails only when the counter is full, and then the thread is awake.
@@ -327,7 +341,7 @@ impl Dispatcher {
             });
         if started.is_err() {
             let failure = Failure::new(Kind::Busy, "The host is out of threads");
-            self.answer(id, failure.line());
+            self.answer(id, Err(failure));
             return;
         }
         let running = Running {
@@ -343,17 +357,27 @@ impl Dispatcher {
         // The counter alone: the answers are in their list.
         let _ = rustix::io::read(&self.done.wake, &mut counter);
         let answers = std::mem::take(&mut *lock(&self.done.answers));
-        for (ticket, line) in answers {
+        for (ticket, answer) in answers {
             let call = self.running.remove(&ticket);
             // One that was answered at its deadline is answered once.
             if let Some(id) = call.and_then(|call| call.id) {
-                self.answer(id, line);
+                self.answer(id, answer);
             }
         }
     }
 
-    fn answer(&mut self, id: u32, line: Vec<u8>) {
-        self.ids.remove(&id);
+    fn answer(&mut self, id: u32, answer: Result<Vec<u8>, Failure>) {
+        let result = answer
+            .as_ref()
+            .map_or_else(|failure| failure.kind().name(), |_| "ok");
+        if let (Some(open), Some(shared)) = (self.open.remove(&id), self.shared.upgrade()) {
+            shared.events.emit(EventKind::HostCall {
+                function: open.function.chars().take(MAX_NAME_BYTES).collect(),
+                result,
+                wall: open.at.elapsed(),
+            });
+        }
+        let line = answer.unwrap_or_else(|failure| failure.line());
         // All lines are within their bound.
         if let Ok(frame) = frame::encode(&Answer { id, line }, MAX_FRAME_BYTES) {
             self.outgoing.extend(frame);

@@ -21,6 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::crash::Crash;
+use crate::limit::Limit;
 use crate::shared::{ANSWER_LIMIT, Shared};
 use crate::state::{Over, Refused, Request};
 use dispatch::Bucket;
@@ -105,6 +106,9 @@ pub enum HostFunctionError {
     /// The sandbox's time is over.
     #[error("The sandbox's time is over")]
     TimedOut,
+    /// The sandbox has met another of its ceilings.
+    #[error("The sandbox had used up its {0}")]
+    LimitExceeded(Limit),
     /// The sandbox was ended.
     #[error("The sandbox was ended")]
     SandboxEnded,
@@ -114,7 +118,8 @@ impl From<Over> for HostFunctionError {
     fn from(over: Over) -> Self {
         match over {
             Over::Ended => Self::SandboxEnded,
-            Over::TimedOut => Self::TimedOut,
+            Over::Limit(Limit::WallTime) => Self::TimedOut,
+            Over::Limit(limit) => Self::LimitExceeded(limit),
             Over::Crashed(crash) => Self::MachineCrashed(crash),
         }
     }

@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 const MAX_MESSAGE_CHARS: usize = 4096;
 
 /// Why a call has no value, as the guest is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// No function has this name.
     Unknown,
@@ -29,6 +28,27 @@ pub(super) enum Kind {
     TooLarge,
 }
 
+impl Kind {
+    /// As the guest is told.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Arguments => "arguments",
+            Self::Failed => "failed",
+            Self::Deadline => "deadline",
+            Self::Rate => "rate",
+            Self::Busy => "busy",
+            Self::TooLarge => "too_large",
+        }
+    }
+}
+
+impl Serialize for Kind {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
 /// A call that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Failure {
@@ -42,6 +62,10 @@ impl Failure {
             kind,
             message: message.into().chars().take(MAX_MESSAGE_CHARS).collect(),
         }
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// In the function's own words.

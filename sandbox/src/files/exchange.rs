@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use super::hostile;
 use super::metadata::Metadata;
 use crate::error::FileError;
+use crate::limit::Limit;
 use crate::shared::{ANSWER_LIMIT, Shared};
 use crate::state::{Over, Refused, Request};
 use crate::stream::write_quietly;
@@ -189,7 +190,8 @@ impl From<Over> for FileError {
     fn from(over: Over) -> Self {
         match over {
             Over::Ended => Self::SandboxEnded,
-            Over::TimedOut => Self::TimedOut,
+            Over::Limit(Limit::WallTime) => Self::TimedOut,
+            Over::Limit(limit) => Self::LimitExceeded(limit),
             Over::Crashed(crash) => Self::MachineCrashed(crash),
         }
     }

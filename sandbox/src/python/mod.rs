@@ -19,6 +19,7 @@ use crate::child::Child;
 use crate::command::{Command, Stdio};
 use crate::crash::Crash;
 use crate::error::{SignalError, SpawnError};
+use crate::limit::Limit;
 use crate::outcome::Outcome;
 use crate::shared::ANSWER_LIMIT;
 use crate::stream::{ChildStdin, ChildStdout};
@@ -84,6 +85,9 @@ pub enum PythonError {
     /// The sandbox's time was over.
     #[error("The sandbox's time was over before the code ended")]
     TimedOut,
+    /// The sandbox has met another of its ceilings.
+    #[error("The sandbox had used up its {0} before the code ended")]
+    LimitExceeded(Limit),
     /// The sandbox was ended.
     #[error("The sandbox was ended before the code ended")]
     SandboxEnded,
@@ -355,6 +359,7 @@ impl Python {
             None => PythonError::Stream(error),
             Some(Outcome::MachineCrashed(crash)) => PythonError::MachineCrashed(crash),
             Some(Outcome::TimedOut) => PythonError::TimedOut,
+            Some(Outcome::LimitExceeded(limit)) => PythonError::LimitExceeded(limit),
             Some(Outcome::SandboxEnded) => PythonError::SandboxEnded,
             Some(outcome) => PythonError::Ended(outcome),
         }
@@ -398,6 +403,7 @@ fn why_unfit(child: &mut Child) -> PythonError {
     match outcome {
         Some(Outcome::MachineCrashed(crash)) => return PythonError::MachineCrashed(crash),
         Some(Outcome::TimedOut) => return PythonError::TimedOut,
+        Some(Outcome::LimitExceeded(limit)) => return PythonError::LimitExceeded(limit),
         Some(Outcome::SandboxEnded) => return PythonError::SandboxEnded,
         _ => {}
     }

@@ -12,6 +12,7 @@ use crate::clock::{guest_init_ns, nanos, now_ns, realtime_ns};
 use crate::control_stream::Received;
 use crate::crash::{Crash, CrashKind};
 use crate::error::StartError;
+use crate::event::EventKind;
 use crate::shared::frame_of;
 use crate::state::{Phase, State};
 use crate::text::one_line;
@@ -91,6 +92,7 @@ impl Supervisor {
                 self.resuming = false;
                 state.clocks.agent_ready = Some(now_ns);
                 state.phase = Phase::Ready;
+                shared.events.emit(EventKind::Ready);
                 true
             }
             FromAgent::Fatal { message } => {
@@ -100,13 +102,43 @@ impl Supervisor {
                     _ => Reason::Crashed(Crash::new(CrashKind::AgentGone, sentence)),
                 });
             }
-            FromAgent::Spawned { command_id, warm } => state.command_runs(command_id, warm, now_ns),
+            FromAgent::Spawned { command_id, warm } => {
+                let taken = state.command_runs(command_id, warm, now_ns);
+                if let (true, Some(entry)) = (taken, state.commands.get(&command_id)) {
+                    shared.events.emit(EventKind::CommandStarted {
+                        command: command_id,
+                        program: entry.program.clone(),
+                        warm,
+                    });
+                }
+                taken
+            }
             FromAgent::SpawnFailed {
                 command_id,
                 kind,
                 message,
-            } => state.command_failed(command_id, kind, one_line(message.as_bytes())),
-            FromAgent::Exited(exited) => state.command_exited(&exited, now_ns),
+            } => {
+                let message = one_line(message.as_bytes());
+                let program = state.program(command_id);
+                let taken = state.command_failed(command_id, kind, message.clone());
+                if taken {
+                    shared.events.emit(EventKind::CommandFailed {
+                        command: command_id,
+                        program,
+                        message,
+                    });
+                }
+                taken
+            }
+            FromAgent::Exited(exited) => match state.command_exited(&exited, now_ns) {
+                Some(events) => {
+                    for event in events {
+                        shared.events.emit(event);
+                    }
+                    true
+                }
+                None => false,
+            },
             FromAgent::Frozen => state.stands_still(),
             FromAgent::FreezeFailed { message } => {
                 state.freeze_failed(one_line(message.as_bytes()))
@@ -137,6 +169,7 @@ impl Supervisor {
         state.clocks.guest_init = Some(guest_init_ns(now_ns, vcpu_running_ns, hello));
         state.clocks.agent_ready = Some(now_ns);
         state.phase = Phase::Ready;
+        self.shared.events.emit(EventKind::Ready);
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use crate::clock::now_ns;
 use crate::control_stream::ControlStream;
 use crate::crash::{Crash, CrashKind};
 use crate::error::StartError;
+use crate::event::EventKind;
 use crate::text::one_line;
 
 /// How long a machine's process that closed its socket may take to end.
@@ -108,6 +109,11 @@ impl Supervisor {
     ) -> Result<(), Reason> {
         let is_control = host_port == port::CONTROL && guest_port == port::CONTROL;
         let is_wanted = is_control && (self.agent.is_none() || !self.was_greeted());
+        if !is_control {
+            self.shared
+                .events
+                .emit(EventKind::Denied { port: host_port });
+        }
         if let (true, Some(stream)) = (is_wanted, descriptors.into_iter().next()) {
             self.agent = Some(ControlStream::new(stream).map_err(|source| {
                 Reason::NotStarted(system("Taking the agent's control stream")(source))

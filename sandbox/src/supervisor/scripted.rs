@@ -13,6 +13,7 @@ use vmm::control::{ControlSocket, FromMachine};
 
 use super::Supervisor;
 use crate::clock::{nanos, now_ns};
+use crate::event::Events;
 use crate::shared::{MAX_COMMANDS, Shared};
 use crate::state::{Over, Phase, Request};
 use crate::text::MAX_QUOTED_CHARS;
@@ -71,7 +72,7 @@ impl Scripted {
     /// When the system is out of descriptors.
     pub fn new(idle: Idle) -> std::io::Result<Self> {
         let called_ns = now_ns();
-        let shared = Arc::new(Shared::new(called_ns)?);
+        let shared = Arc::new(Shared::new(called_ns, Events::default())?);
         let (ours, machine) = ControlSocket::pair()?;
         let limit = Duration::from_secs(3600);
         let deadline = Some((called_ns.saturating_add(nanos(limit)), limit));
@@ -139,7 +140,7 @@ impl Scripted {
     /// A user starts a command.
     pub fn user_starts(&self) -> Option<u32> {
         let shared = &self.supervisor.shared;
-        let id = shared.register_command().ok()?;
+        let id = shared.register_command("program".as_ref()).ok()?;
         shared
             .request_command(id, vec![1, 0, 0, 0, 0], Vec::new())
             .ok()?;
@@ -177,7 +178,7 @@ impl Scripted {
             } else {
                 match reason.over() {
                     Over::Crashed(crash) => crash.to_string(),
-                    Over::Ended | Over::TimedOut => String::new(),
+                    Over::Ended | Over::Limit(_) => String::new(),
                 }
             };
             assert!(sentence.chars().count() <= MAX_SENTENCE_CHARS);

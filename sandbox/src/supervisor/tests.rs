@@ -2,6 +2,7 @@
 //! machines are tested elsewhere: here stand the ends and the lies that a real one does not show on demand.
 
 mod calls;
+mod events;
 mod files;
 mod python;
 mod restore;
@@ -21,6 +22,7 @@ use vmm::control::{ControlError, EndReason, FromMachine};
 use super::*;
 use crate::clock::realtime_ns;
 use crate::error::SpawnError;
+use crate::event::Events;
 use crate::images::Images;
 use crate::outcome::Outcome;
 use crate::sandbox::{Origin, Sandbox};
@@ -49,9 +51,13 @@ fn sandbox(timeout: Option<Duration>) -> (Sandbox, Peer) {
 }
 
 fn sandbox_called(hostname: &str, timeout: Option<Duration>) -> (Sandbox, Peer) {
+    sandbox_telling(hostname, timeout, Events::default())
+}
+
+fn sandbox_telling(hostname: &str, timeout: Option<Duration>, events: Events) -> (Sandbox, Peer) {
     let hostname = hostname.to_owned();
     let now_ns = now_ns();
-    let shared = Arc::new(Shared::new(now_ns).unwrap());
+    let shared = Arc::new(Shared::new(now_ns, events).unwrap());
     let (socket, machine) = ControlSocket::pair().unwrap();
     let (process, stdin) = UnixStream::pair().unwrap();
     let deadline = timeout.map(|timeout| (now_ns + nanos(timeout), timeout));
@@ -89,11 +95,17 @@ fn sandbox_called(hostname: &str, timeout: Option<Duration>) -> (Sandbox, Peer) 
 /// A sandbox that is ready, its other side, and the agent's end of the control stream.
 fn ready_sandbox(timeout: Option<Duration>) -> (Sandbox, Peer, UnixStream) {
     let (sandbox, peer) = sandbox(timeout);
+    let agent = greet(&peer);
+    (sandbox, peer, agent)
+}
+
+/// The guest becomes ready: the agent's end of the control stream.
+fn greet(peer: &Peer) -> UnixStream {
     let mut agent = peer.dial(port::CONTROL, port::CONTROL);
     say(&mut agent, &hello(protocol::VERSION));
     peer.shared.wait_ready().unwrap();
     assert!(matches!(hear(&mut agent), ToAgent::Configure(_)));
-    (sandbox, peer, agent)
+    agent
 }
 
 impl Peer {
@@ -159,6 +171,9 @@ fn exited(command_id: u32, status: ExitStatus, oom_kills: u32) -> FromAgent {
         oom_kills,
         peak_memory_bytes: 4096,
         cpu_time_us: 1500,
+        process_limit_hits: 0,
+        disk_used_bytes: 8192,
+        disk_free_bytes: 1 << 20,
     })
 }
 

@@ -61,6 +61,9 @@ fn guest(peer: &Peer, mut agent: UnixStream, program: Option<&[&str]>) {
                         oom_kills: 0,
                         peak_memory_bytes: 0,
                         cpu_time_us: 0,
+                        process_limit_hits: 0,
+                        disk_used_bytes: 0,
+                        disk_free_bytes: 1 << 20,
                     });
                     // The test may be over.
                     let _ = frame::write(&mut agent, &exited, MAX_FROM_AGENT_BYTES);
