@@ -12,11 +12,11 @@ use crate::quantity::{QuantityError, parse_memory_mib, parse_timeout};
 use crate::run::{Copy, HostFunction};
 use crate::template::{parse_copy, parse_secret};
 
-/// Runs `bench boot` makes unless told otherwise.
-const DEFAULT_BOOTS: u32 = 20;
+/// Runs that `bench` makes unless told otherwise.
+const DEFAULT_BENCH_RUNS: u32 = 20;
 
-/// Most runs of one `bench boot`: their samples are kept until the end, 64 bytes each.
-const MAX_BOOTS: u32 = 1_000_000;
+/// Most runs of one `bench`: their samples are kept until the end, 64 bytes each.
+const MAX_BENCH_RUNS: u32 = 1_000_000;
 
 const RUN_USAGE: &str = "sandvmm run [OPTIONS] SCRIPT [ARGS...]
        sandvmm run [OPTIONS] -- COMMAND [ARGS...]
@@ -149,6 +149,8 @@ pub(crate) struct TemplatesArgs {
 pub(crate) enum Bench {
     /// Boot fresh machines one after another and print when each phase was reached
     Boot(BenchBootArgs),
+    /// Fork a template one after another, have each fork's warm interpreter print, and print when each phase was reached
+    Fork(BenchForkArgs),
 }
 
 /// `sandvmm doctor`.
@@ -163,8 +165,8 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, Args)]
 pub(crate) struct BenchBootArgs {
     /// How many machines to boot
-    #[arg(short = 'n', long = "runs", value_name = "N", default_value_t = DEFAULT_BOOTS,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BOOTS)))]
+    #[arg(short = 'n', long = "runs", value_name = "N", default_value_t = DEFAULT_BENCH_RUNS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BENCH_RUNS)))]
     pub(crate) runs: u32,
     /// Print one JSON object with every sample
     #[arg(long)]
@@ -174,7 +176,28 @@ pub(crate) struct BenchBootArgs {
     pub(crate) machine: MachineArgs,
 }
 
-/// The machine that `run` and `bench boot` make.
+/// `sandvmm bench fork`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchForkArgs {
+    /// How many forks to make
+    #[arg(short = 'n', long = "runs", value_name = "N", default_value_t = DEFAULT_BENCH_RUNS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BENCH_RUNS)))]
+    pub(crate) runs: u32,
+    /// Print one JSON object with every sample
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Fork this template, built with --warm [default: one of the machine below, built for the measurement and removed]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
+    pub(crate) template: Option<String>,
+    /// Take each fork from a pool of so many that wait; clocks begin with the taking
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) pool: Option<u16>,
+    /// The machine.
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+/// The machine that `run` and `bench` make.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Machine")]
 pub(crate) struct MachineArgs {

@@ -37,13 +37,19 @@ pub(crate) fn with_cell(
     )
 }
 
+/// What a booting guest's first word is called.
+pub(crate) const GUEST_INIT: &str = "guest init";
+
 /// The phases of a machine's life that end when the named thing is reached, in their order, and when that
-/// was, counted from the user's call.
-pub(crate) fn phases(clocks: &Clocks) -> [(&'static str, Option<Duration>); 7] {
+/// was, counted from the user's call. `greeting` is what the guest's first word is called.
+pub(crate) fn phases(
+    clocks: &Clocks,
+    greeting: &'static str,
+) -> [(&'static str, Option<Duration>); 7] {
     [
         ("process started", clocks.process_started),
         ("vCPU running", clocks.vcpu_running),
-        ("guest init", clocks.guest_init),
+        (greeting, clocks.guest_init),
         ("agent ready", clocks.agent_ready),
         ("first output", clocks.first_output),
         ("program exited", clocks.exited),

@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         Task::Doctor(args) => doctor::doctor(&args),
         Task::Template(task) => template::template(&task),
         Task::Bench(Bench::Boot(args)) => bench::boot(&args),
+        Task::Bench(Bench::Fork(args)) => bench::fork(&args),
     };
     ExitCode::from(code)
 }

@@ -16,8 +16,8 @@ use protocol::content::{self, ContentReader, MAX_PIECE_BYTES};
 use protocol::file::{FileAnswer, FileDone, FileOperation, FileRequest, FolderItem, TreeItem};
 use protocol::frame::{self, Decoder, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{
-    Configure, ExitStatus, Exited, FromAgent, Hello, Restored, Resume, Spawn, SpawnFailure, Stdio,
-    StreamHeader, StreamKind, TerminalSize, ToAgent,
+    Configure, ExitStatus, Exited, FromAgent, Hello, NewFile, Restored, Resume, Spawn,
+    SpawnFailure, Stdio, StreamHeader, StreamKind, TerminalSize, ToAgent,
 };
 
 use crate::input::Input;
@@ -194,6 +194,11 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         cwd: Some(b"/".to_vec()),
         user: Some("0:0".into()),
         stdio: Stdio::Pipes { stdin: true },
+        file: Some(NewFile {
+            path: b"f".to_vec(),
+            mode: 0o755,
+            content: b"1".to_vec(),
+        }),
     };
     let to_agent = [
         ToAgent::Configure(Configure {

@@ -125,6 +125,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         has_console: true,
         disks: config.disks.clone(),
         check_host: true,
+        has_working_set: false,
     };
     let plain = MachineConfig {
         has_initramfs: false,

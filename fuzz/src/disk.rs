@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use devices::block::{Disk, SECTOR_SIZE};
 use vm_memory::VolatileSlice;
 
+use crate::memory::{BUFFERS, Memory};
+use crate::ring::Ring;
+
 /// Bytes of a sector, as an array's length.
 const SECTOR_LEN: usize = 512;
 
@@ -37,6 +40,18 @@ impl Work {
 /// The byte that fills sector `sector` at first: never 0.
 pub(crate) fn filling(sector: u64) -> u8 {
     sector.to_le_bytes()[0] % 200 + 1
+}
+
+/// Makes a read of the first sector available in a disk's ring: its status goes to [`BUFFERS`] + 0x400.
+pub(crate) fn request_first_sector(memory: &Memory, ring: &Ring) {
+    memory.write(BUFFERS, &[0; 16]);
+    let pieces = [
+        (BUFFERS, 16, false),
+        (BUFFERS + 0x200, 512, true),
+        (BUFFERS + 0x400, 1, true),
+    ];
+    ring.set_chain(memory, 0, &pieces);
+    ring.publish(memory, 0);
 }
 
 /// The disk.

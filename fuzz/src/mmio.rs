@@ -20,7 +20,7 @@ use virtio_bindings::virtio_mmio as reg;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::disk::{CheckingDisk, Work};
+use crate::disk::{CheckingDisk, Work, request_first_sector};
 use crate::input::Input;
 use crate::machine::{FEATURES_AGREED, IN_SERVICE, Machine, VERSION_1};
 use crate::memory::{BUFFERS, Memory, address};
@@ -331,14 +331,7 @@ impl<D: VirtioDevice + MutEventSubscriber> Side<D> {
 /// Reads the first sector through the ring that the disk was just taken into service with.
 fn check_that_the_disk_is_read(machine: &mut Machine<Block>, memory: &Memory) {
     let ring = Ring::at(0, 4);
-    memory.write(BUFFERS, &[0; 16]);
-    let pieces = [
-        (BUFFERS, 16, false),
-        (BUFFERS + 0x200, 512, true),
-        (BUFFERS + 0x400, 1, true),
-    ];
-    ring.set_chain(memory, 0, &pieces);
-    ring.publish(memory, 0);
+    request_first_sector(memory, &ring);
     machine.kick(0);
     machine.settle(memory, &[ring], &[0], || {});
     assert_eq!(ring.used_element(memory, 0), (0, 513));

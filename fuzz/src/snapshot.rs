@@ -11,10 +11,10 @@ use devices::virtio::{Preserve, TransportState};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use vmm::snapshot::format::{encode, parse};
 
-use crate::disk::{CheckingDisk, Work};
+use crate::disk::{CheckingDisk, Work, request_first_sector};
 use crate::input::Input;
 use crate::machine::{EVENT_IDX, Machine, VERSION_1};
-use crate::memory::{BUFFERS, Memory, address};
+use crate::memory::{Memory, address};
 use crate::ring::Ring;
 
 /// How a state file begins, and its format's version.
@@ -86,7 +86,7 @@ fn disk(mut input: Input<'_>) {
     let first = new();
     let features = VERSION_1 | EVENT_IDX | 1 << VIRTIO_BLK_F_FLUSH;
     first.activate(&memory, features, &[ring]);
-    request(&memory, ring);
+    request_first_sector(&memory, &ring);
     let mut state = first.transport.save();
     drop(first);
     for _ in 0..STEPS_MAX {
@@ -119,22 +119,10 @@ fn disk(mut input: Input<'_>) {
         machine = new();
     }
     machine.activate(&memory, features, &[ring]);
-    request(&memory, ring);
+    request_first_sector(&memory, &ring);
     machine.kick(0);
     machine.settle(&memory, &[ring], &[0], || {});
     assert_eq!(ring.used_element(&memory, 0), (0, 513));
-}
-
-/// Makes a read of the first sector available.
-fn request(memory: &Memory, ring: Ring) {
-    memory.write(BUFFERS, &[0; 16]);
-    let pieces = [
-        (BUFFERS, 16, false),
-        (BUFFERS + 0x200, 512, true),
-        (BUFFERS + 0x400, 1, true),
-    ];
-    ring.set_chain(memory, 0, &pieces);
-    ring.publish(memory, 0);
 }
 
 /// Changes one thing of a state, or of memory.

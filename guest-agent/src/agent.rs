@@ -96,6 +96,8 @@ pub struct Agent {
     calls_place: Place,
     /// The process that carries calls of the host's functions.
     bridge: Option<Pid>,
+    /// How many processes the warm interpreter has had in reserve.
+    spares: u32,
     configure: fn(&Configure) -> Result<(), IdentityError>,
     renew: fn(&Resume) -> Result<(), IdentityError>,
     settle: fn(),
@@ -134,6 +136,7 @@ impl Agent {
             warm: None,
             calls_place: setup.calls_place,
             bridge: None,
+            spares: 0,
             configure: setup.configure,
             renew: setup.renew,
             settle: setup.settle,

@@ -190,9 +190,13 @@ fn run(
         .map_err(preparing("give a standard stream to the user"))?;
     drop_rights(&user)?;
     let env = environment(spawn, &user, terminal);
+    rustix::process::umask(UMASK);
+    if let Some(file) = &spawn.file {
+        files::put(file, &user.home)
+            .map_err(|sentence| Failure::new(SpawnFailure::Invalid, sentence))?;
+    }
     let folder = spawn.cwd.as_deref().map(OsStr::from_bytes);
     enter_folder(folder, &user)?;
-    rustix::process::umask(UMASK);
 
     let path = env
         .get(OsStr::new("PATH"))
@@ -430,6 +434,7 @@ mod tests {
             cwd: None,
             user: None,
             stdio: Stdio::Pipes { stdin: false },
+            file: None,
         }
     }
 

@@ -55,8 +55,8 @@ enum State {
     Ready {
         server: Pid,
         cgroup: Cgroup,
-        /// The process in reserve.
-        spare: Option<Pid>,
+        /// The process in reserve, and the cgroup that is its alone.
+        spare: Option<(Pid, Cgroup)>,
         /// Whether the server was asked for one.
         asked: bool,
     },
@@ -147,12 +147,16 @@ impl Warm {
         }
     }
 
-    /// The cgroup that the server leaves behind.
+    /// The cgroups that the server and the process in reserve leave behind.
     #[must_use]
-    pub fn into_cgroup(self) -> Option<Cgroup> {
+    pub fn into_cgroups(self) -> Vec<Cgroup> {
         match self.state {
-            State::Warming { .. } => None,
-            State::Ready { cgroup, .. } => Some(cgroup),
+            State::Warming { .. } => Vec::new(),
+            State::Ready { cgroup, spare, .. } => spare
+                .map(|(_, cgroup)| cgroup)
+                .into_iter()
+                .chain([cgroup])
+                .collect(),
         }
     }
 
@@ -172,31 +176,40 @@ impl Warm {
         }
     }
 
-    /// Takes a process in reserve if it is one of the server's own.
-    pub fn keep_spare(&mut self, pid: Pid) {
-        if let State::Ready {
-            server,
-            spare,
-            asked,
-            ..
-        } = &mut self.state
-        {
-            *asked = false;
-            if is_sibling(*server, pid) {
-                *spare = Some(pid);
+    /// The server offers a process as the one in reserve. Whether it is one of the server's own, and there is none yet.
+    pub fn is_offered(&mut self, pid: Pid) -> bool {
+        match &mut self.state {
+            State::Ready {
+                server,
+                spare,
+                asked,
+                ..
+            } => {
+                *asked = false;
+                spare.is_none() && is_sibling(*server, pid)
             }
+            State::Warming { .. } => false,
         }
     }
 
-    /// A process has ended, which may have been the one in reserve.
-    pub fn ended(&mut self, pid: Pid) {
+    /// Takes the process that was offered, which is alone in this cgroup now, so that the command which it becomes need not wait for that.
+    pub fn keep_spare(&mut self, pid: Pid, cgroup: Cgroup) {
         if let State::Ready { spare, .. } = &mut self.state {
-            spare.take_if(|spare| *spare == pid);
+            *spare = Some((pid, cgroup));
         }
+    }
+
+    /// A process has ended; if it was the one in reserve, the cgroup that it leaves behind.
+    pub fn ended(&mut self, pid: Pid) -> Option<Cgroup> {
+        let State::Ready { spare, .. } = &mut self.state else {
+            return None;
+        };
+        let (_, cgroup) = spare.take_if(|(spare, _)| *spare == pid)?;
+        Some(cgroup)
     }
 
     /// The process that is to become this command, if there is one and the command is of its kind.
-    pub fn take_spare(&mut self, spawn: &Spawn) -> Option<Pid> {
+    pub fn take_spare(&mut self, spawn: &Spawn) -> Option<(Pid, Cgroup)> {
         match &mut self.state {
             State::Ready { spare, .. }
                 if spawn.program == self.program && spawn.user == self.user =>
@@ -264,7 +277,7 @@ fn write_server(folder: &Path) -> io::Result<PathBuf> {
     Ok(file)
 }
 
-/// The order as the server's processes read it: whose it is, since one that was killed leaves its order to the next; three flags, then texts and lists, each with its length in front.
+/// The order as the server's processes read it: whose it is, since one that was killed leaves its order to the next; four flags, then texts and lists, each with its length in front.
 fn encode(pid: Pid, spawn: &Spawn) -> io::Result<Vec<u8>> {
     let (is_terminal, has_stdin) = match spawn.stdio {
         Stdio::Terminal(_) => (true, false),
@@ -272,7 +285,13 @@ fn encode(pid: Pid, spawn: &Spawn) -> io::Result<Vec<u8>> {
         _ => return Err(io::ErrorKind::InvalidInput.into()),
     };
     let mut order = pid.as_raw_pid().to_le_bytes().to_vec();
-    order.extend([is_terminal, has_stdin, spawn.cwd.is_some()].map(u8::from));
+    let flags = [
+        is_terminal,
+        has_stdin,
+        spawn.cwd.is_some(),
+        spawn.file.is_some(),
+    ];
+    order.extend(flags.map(u8::from));
     put_text(&mut order, &spawn.program);
     put_length(&mut order, spawn.args.len());
     for argument in &spawn.args {
@@ -285,6 +304,11 @@ fn encode(pid: Pid, spawn: &Spawn) -> io::Result<Vec<u8>> {
     }
     if let Some(folder) = &spawn.cwd {
         put_text(&mut order, folder);
+    }
+    if let Some(file) = &spawn.file {
+        put_text(&mut order, &file.path);
+        order.extend_from_slice(&file.mode.to_le_bytes());
+        put_text(&mut order, &file.content);
     }
     if order.len() > MAX_WARM_ORDER_BYTES {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -328,6 +352,8 @@ fn read_proc(pid: Pid, name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use protocol::message::NewFile;
+
     use super::*;
 
     fn spawn(args: &[&[u8]]) -> Spawn {
@@ -339,6 +365,7 @@ mod tests {
             cwd: Some(b"/".to_vec()),
             user: None,
             stdio: Stdio::Pipes { stdin: false },
+            file: None,
         }
     }
 
@@ -346,14 +373,23 @@ mod tests {
     fn an_order_has_the_bytes_that_the_server_reads() {
         let pid = Pid::from_raw(258).unwrap();
 
-        let order = encode(pid, &spawn(&[b"-c", b"x"])).unwrap();
+        let spawn = Spawn {
+            file: Some(NewFile {
+                path: b"f".to_vec(),
+                mode: 0o755,
+                content: b"yz".to_vec(),
+            }),
+            ..spawn(&[b"-c", b"x"])
+        };
+        let order = encode(pid, &spawn).unwrap();
 
         let expected = [
-            &[2, 1, 0, 0, 0, 0, 1][..],
+            &[2, 1, 0, 0, 0, 0, 1, 1][..],
             b"\x07\0\0\0python3",
             b"\x02\0\0\0\x02\0\0\0-c\x01\0\0\0x",
             b"\x01\0\0\0\x01\0\0\0A\x01\0\0\0b",
             b"\x01\0\0\0/",
+            b"\x01\0\0\0f\xed\x01\0\0\x02\0\0\0yz",
         ];
         assert_eq!(order, expected.concat());
         let python = format!("MAX_ORDER_BYTES = {MAX_WARM_ORDER_BYTES}\n");
@@ -395,12 +431,14 @@ mod tests {
         let pid = |number: u32| Pid::from_raw(number.try_into().unwrap()).unwrap();
         let (server, spare) = (pid(std::process::id()), pid(child.id()));
 
-        assert_eq!(warm.take_spare(&own), None);
+        let takes = |warm: &mut Warm, spawn: &Spawn| warm.take_spare(spawn).map(|(pid, _)| pid);
+        assert_eq!(takes(&mut warm, &own), None);
         warm.ready(server, workload.child("warm").unwrap());
-        assert_eq!(warm.take_spare(&own), None);
-        warm.keep_spare(server);
-        assert_eq!(warm.take_spare(&own), None, "the server is no spare");
-        warm.keep_spare(spare);
+        assert_eq!(takes(&mut warm, &own), None);
+        assert!(!warm.is_offered(server), "the server is no spare");
+        assert!(warm.is_offered(spare));
+        warm.keep_spare(spare, workload.child("spare").unwrap());
+        assert!(!warm.is_offered(spare), "there is one");
         let other_program = Spawn {
             program: b"/usr/bin/python3".to_vec(),
             ..own.clone()
@@ -409,19 +447,18 @@ mod tests {
             user: Some("root".to_owned()),
             ..own.clone()
         };
-        assert_eq!(warm.take_spare(&other_program), None);
-        assert_eq!(warm.take_spare(&other_user), None);
-        assert_eq!(warm.take_spare(&own), Some(spare));
-        assert_eq!(warm.take_spare(&own), None);
+        assert_eq!(takes(&mut warm, &other_program), None);
+        assert_eq!(takes(&mut warm, &other_user), None);
+        assert_eq!(takes(&mut warm, &own), Some(spare));
+        assert_eq!(takes(&mut warm, &own), None);
+        warm.keep_spare(spare, workload.child("spare").unwrap());
+        assert!(warm.ended(server).is_none());
+        assert!(warm.ended(spare).is_some());
+        assert_eq!(takes(&mut warm, &own), None);
 
         child.kill().unwrap();
         child.wait().unwrap();
-        warm.keep_spare(spare);
-        assert_eq!(
-            warm.take_spare(&own),
-            None,
-            "a process that is gone is none"
-        );
+        assert!(!warm.is_offered(spare), "a process that is gone is none");
     }
 
     #[test]

@@ -127,6 +127,7 @@ impl Host {
             cwd: Some(b"/".to_vec()),
             user: Some(format!("{uid}:{gid}")),
             stdio: Stdio::Pipes { stdin: false },
+            file: None,
         }
     }
 

@@ -126,6 +126,7 @@ impl Host {
             cwd: Some(b"/".to_vec()),
             user: Some(format!("{}:{}", uid.as_raw(), gid.as_raw())),
             stdio: Stdio::Pipes { stdin: false },
+            file: None,
         }));
         streams
     }
@@ -220,6 +221,7 @@ fn a_machine_is_saved_goes_on_and_is_restored_twice() {
     let left = host.sh(3, &format!("trap '' PIPE; {}", until("leave")));
     assert_eq!(host.next(), spawned(3));
     host.freeze(false);
+    let restored = std::time::Instant::now();
     host.restore();
     assert_eq!(read_all(&left[0]), "");
     assert_eq!(read_all(&left[1]), "");
@@ -234,11 +236,21 @@ fn a_machine_is_saved_goes_on_and_is_restored_twice() {
     assert_eq!(host.next(), spawned(3));
     assert_eq!(read_all(&early[0]), "early\n");
     assert_eq!(host.exited(3), ExitStatus::Code(0));
+    let [(freezer_state, renewed)] = &RENEWED.lock().unwrap().clone()[..] else {
+        panic!("not once");
+    };
     assert_eq!(
-        *RENEWED.lock().unwrap(),
-        [("1".to_owned(), resume(7))],
+        freezer_state, "1",
         "all was frozen while the machine became another one"
     );
+    // The clock, and half of the time that the answer took.
+    let took_ns = u64::try_from(restored.elapsed().as_nanos()).unwrap();
+    assert!((8..7 + took_ns / 2).contains(&renewed.realtime_ns));
+    let as_sent = Resume {
+        realtime_ns: 7,
+        ..renewed.clone()
+    };
+    assert_eq!(as_sent, resume(7));
     assert_eq!(fs::read_to_string(freezer("cgroup.freeze")).unwrap(), "0");
     let cgroups = || ["0-3", "1-3"].map(|name| freezer(name).exists());
     assert!(cgroups()[0], "the former machine's command has its own");

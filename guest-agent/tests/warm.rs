@@ -43,6 +43,11 @@ print([name for name, same in {
 }.items() if same])
 ";
 
+/// A script that comes with its request.
+const SENT: &str = "import os, sys
+print(__file__, sys.argv, oct(os.stat(__file__).st_mode), os.listdir(os.path.dirname(__file__) or '.'))
+raise ValueError('in the file')";
+
 fn script(text: &str) -> Run {
     Run::new(&["script.py", "one", "two words"]).file("script.py", text)
 }
@@ -182,6 +187,12 @@ fn runs() -> Vec<Run> {
         script("import time; print(time.tzname, time.timezone, time.localtime(0))")
             .env("TZ", "America/New_York"),
         code("import os; print(os.getcwd())").folder("/usr/lib"),
+        Run::new(&["sent.py", "a"]).sent("sent.py", SENT),
+        Run::new(&["sent.py"])
+            .file("sent.py", "print('former')")
+            .sent("sent.py", SENT),
+        Run::new(&["new/folder/sent.py"]).sent("new/folder/sent.py", SENT),
+        Run::new(&["sent.py"]).sent("sent.py", ""),
     ]);
     runs
 }
@@ -200,6 +211,11 @@ fn runs_that_do_not_fit() -> Vec<Run> {
         code("print('\u{e4}')").env("LC_ALL", "C"),
         code("print(1)").env("PATH", "/usr/bin"),
         code("print(1)").folder("/absent"),
+        Run::new(&["sub"]).sent("sub", SENT),
+        Run::new(&["file/sent.py"])
+            .file("file", "")
+            .sent("file/sent.py", SENT),
+        Run::new(&["sent.py"]).sent("", SENT),
         code("import site; print(site.USER_SITE)").env("HOME", "/tmp"),
     ]
 }

@@ -53,7 +53,8 @@ pub enum ToAgent {
 /// What has to be new in a machine that was restored, so that no two of one snapshot are alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resume {
-    /// Nanoseconds since the Unix epoch, read by the host just before sending.
+    /// Nanoseconds since the Unix epoch, read by the host just before sending. The agent adds half of the time that it has waited for this
+    /// since it sent [`Restored`].
     pub realtime_ns: u64,
     /// Fresh bytes from the host's generator; the guest's is seeded with them at once.
     pub entropy: [u8; 32],
@@ -94,6 +95,22 @@ pub struct Spawn {
     pub user: Option<String>,
     /// Where the command's input and output go.
     pub stdio: Stdio,
+    /// A file that the command's user writes before it starts: most often the script that is run.
+    pub file: Option<NewFile>,
+}
+
+/// Longest content of a file that comes with a command, in bytes: with it, the request still is one of those that a warm interpreter takes.
+pub const MAX_NEW_FILE_BYTES: usize = 32 << 10;
+
+/// A file that comes with a command. Where it can't be written, the command is not started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewFile {
+    /// Where: a path from the user's home on. Folders that are missing are made; a file that is there is replaced.
+    pub path: Vec<u8>,
+    /// Permission bits.
+    pub mode: u32,
+    /// What is in it; more than [`MAX_NEW_FILE_BYTES`] is refused.
+    pub content: Vec<u8>,
 }
 
 /// A command's input and output.
@@ -271,8 +288,8 @@ mod tests {
     /// Both sides of a snapshot may be built apart: whoever changes a message on purpose raises [`crate::VERSION`] and
     /// this table.
     #[test]
-    fn the_words_of_a_restore_have_the_bytes_that_version_3_gave_them() {
-        assert_eq!(crate::VERSION, 3);
+    fn the_words_of_a_restore_have_the_bytes_that_version_4_gives_them() {
+        assert_eq!(crate::VERSION, 4);
         assert_eq!(
             bytes(&ToAgent::Freeze {
                 close_streams: true
@@ -284,11 +301,11 @@ mod tests {
         assert_eq!(bytes(&FromAgent::Thawed), [7]);
         assert_eq!(bytes(&FromAgent::Resumed), [9]);
         let restored = FromAgent::Restored(Restored {
-            version: 3,
-            noticed_ns: 3,
-            sent_ns: 4,
+            version: 4,
+            noticed_ns: 5,
+            sent_ns: 6,
         });
-        assert_eq!(bytes(&restored), [8, 3, 3, 4]);
+        assert_eq!(bytes(&restored), [8, 4, 5, 6]);
         let resume = ToAgent::Resume(Resume {
             realtime_ns: 1,
             entropy: [2; 32],

@@ -24,7 +24,7 @@ use crate::program;
 use crate::sandbox::{Origin, Sandbox};
 use crate::shared::Shared;
 use crate::supervisor::{self, Plan, random_bytes};
-use crate::template::Template;
+use crate::template::{ForkFiles, Saved, Template};
 use crate::workspace::Workspace;
 
 /// Longest host name in bytes (Linux's `__NEW_UTS_LEN`).
@@ -58,7 +58,7 @@ pub struct SandboxBuilder {
     timeout: Option<Duration>,
     cpu_time: Option<Duration>,
     events: Option<SyncSender<Event>>,
-    hostname: String,
+    hostname: Option<String>,
     program: Option<PathBuf>,
     console: Option<File>,
     called_at: Option<Instant>,
@@ -66,6 +66,7 @@ pub struct SandboxBuilder {
     require_cgroup: bool,
     workspace: Option<Workspace>,
     template: Option<Template>,
+    saved: Option<Arc<Saved>>,
 }
 
 impl SandboxBuilder {
@@ -79,7 +80,7 @@ impl SandboxBuilder {
             timeout: None,
             cpu_time: None,
             events: None,
-            hostname: DEFAULT_HOSTNAME.to_owned(),
+            hostname: None,
             program: None,
             console: None,
             called_at: None,
@@ -87,6 +88,7 @@ impl SandboxBuilder {
             require_cgroup: false,
             workspace: None,
             template: None,
+            saved: None,
         }
     }
 
@@ -97,6 +99,17 @@ impl SandboxBuilder {
             cpus: inputs.cpus,
             memory_mib: inputs.memory_mib,
             template: Some(template),
+            ..Self::new()
+        }
+    }
+
+    /// For a fork of a sandbox in use.
+    pub(crate) fn of_saved(saved: Arc<Saved>) -> Self {
+        let origin = saved.origin();
+        Self {
+            cpus: origin.cpus,
+            memory_mib: origin.memory_mib,
+            saved: Some(saved),
             ..Self::new()
         }
     }
@@ -185,10 +198,10 @@ impl SandboxBuilder {
         self
     }
 
-    /// The guest's host name: 1 to 64 letters, digits and hyphens. Default: `sandvmm`.
+    /// The guest's host name: 1 to 64 letters, digits and hyphens. Default: `sandvmm`, for a fork with a suffix of its own.
     #[must_use]
     pub fn hostname(mut self, name: impl Into<String>) -> Self {
-        self.hostname = name.into();
+        self.hostname = Some(name.into());
         self
     }
 
@@ -245,6 +258,9 @@ impl SandboxBuilder {
     /// Begins to start the machine: [`Sandbox::wait_ready`] waits until its guest is ready for commands, and
     /// [`Sandbox::end`], from another thread, or dropping the sandbox ends it also while it starts.
     ///
+    /// A command may be spawned at once: it is sent with the first words to the guest, which spares it a round trip. Where the machine
+    /// does not start, the command says that the sandbox has ended, and [`Sandbox::wait_ready`] says why.
+    ///
     /// # Errors
     /// See [`StartError`]; nothing is left behind.
     pub fn begin(mut self) -> Result<Sandbox, StartError> {
@@ -277,10 +293,22 @@ impl SandboxBuilder {
         let has_workspace = self.workspace.is_some();
         let has_console = self.console.is_some();
         let mut max_file_bytes = max_file_bytes(self.memory_mib, has_console);
-        let mut machine = match &self.template {
-            None => self.new_machine(kvm, &images)?,
-            Some(template) => restored_machine(kvm, template, has_console)?,
+        let files = match (&self.saved, &self.template) {
+            (Some(saved), _) => Some(saved.fork_files()?),
+            (None, Some(template)) => Some(template.fork_files()?),
+            (None, None) => None,
         };
+        let mut machine = match files {
+            Some(files) => restored_machine(kvm, files, has_console),
+            None => self.new_machine(kvm, &images)?,
+        };
+        let rootfs = machine
+            .rootfs
+            .try_clone()
+            .map_err(|source| StartError::System {
+                action: "Keeping the root image open",
+                source,
+            })?;
         let mut devices: Vec<_> = jailer::BlockDevice::below(machine.rootfs.as_fd())
             .into_iter()
             .collect();
@@ -322,12 +350,16 @@ impl SandboxBuilder {
             // The processors', and the thread that serves the devices.
             cpu_time: self.cpu_time.map(|limit| (limit, u32::from(self.cpus) + 1)),
         };
-        let origin = Origin {
-            images,
-            cpus: self.cpus,
-            memory_mib: self.memory_mib,
-            has_workspace,
-            template: self.template,
+        let origin = match self.saved {
+            Some(saved) => saved.origin().clone(),
+            None => Origin {
+                images,
+                rootfs: Arc::new(rootfs.into()),
+                cpus: self.cpus,
+                memory_mib: self.memory_mib,
+                has_workspace,
+                template: self.template,
+            },
         };
         Ok((plan, origin))
     }
@@ -368,6 +400,9 @@ impl SandboxBuilder {
 
     /// The named files, and those of the data folder for the rest.
     pub(crate) fn images(&self) -> Result<Images, StartError> {
+        if let Some(saved) = &self.saved {
+            return Ok(saved.origin().images.clone());
+        }
         if let Some(template) = &self.template {
             let inputs = &template.manifest().inputs;
             return Ok(Images {
@@ -437,7 +472,8 @@ impl SandboxBuilder {
                     .to_owned(),
             );
         }
-        let name = self.hostname.as_bytes();
+        let hostname = self.hostname.as_deref().unwrap_or(DEFAULT_HOSTNAME);
+        let name = hostname.as_bytes();
         let is_name = (1..=MAX_HOSTNAME_BYTES).contains(&name.len())
             && name
                 .iter()
@@ -446,9 +482,8 @@ impl SandboxBuilder {
             && name.last() != Some(&b'-');
         if !is_name {
             return invalid(format!(
-                "{:?} is no host name: 1 to {MAX_HOSTNAME_BYTES} letters, digits and hyphens, none of these at an \
-                 end",
-                self.hostname
+                "{hostname:?} is no host name: 1 to {MAX_HOSTNAME_BYTES} letters, digits and hyphens, none of these at an \
+                 end"
             ));
         }
         Ok(())
@@ -463,23 +498,22 @@ struct Machine {
     rootfs: OwnedFd,
 }
 
-/// A machine that goes on from a template.
-fn restored_machine(
-    kvm: OwnedFd,
-    template: &Template,
-    has_console: bool,
-) -> Result<Machine, StartError> {
-    let files = template.fork_files()?;
-    Ok(Machine {
+/// A machine that goes on from where it was saved.
+fn restored_machine(kvm: OwnedFd, files: ForkFiles, has_console: bool) -> Machine {
+    Machine {
         order: ToMachine::Restore(RestoreConfig {
             has_console,
             disks: vec![root_disk()],
-            // It was, when the template was opened.
+            // It was, when the template was opened; or it was saved here.
             check_host: false,
+            has_working_set: files.working_set.is_some(),
         }),
-        before_console: vec![kvm, files.state, files.memory],
+        before_console: [kvm, files.state, files.memory]
+            .into_iter()
+            .chain(files.working_set)
+            .collect(),
         rootfs: files.rootfs,
-    })
+    }
 }
 
 /// The first disk of every machine.

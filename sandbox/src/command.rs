@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use protocol::frame;
-use protocol::message::{Spawn, SpawnFailure, StreamHeader, StreamKind, TerminalSize, ToAgent};
+use protocol::message::{
+    MAX_NEW_FILE_BYTES, NewFile, Spawn, SpawnFailure, StreamHeader, StreamKind, TerminalSize,
+    ToAgent,
+};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
@@ -25,6 +28,9 @@ use crate::stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
 
 /// Bytes that [`Command::output`] keeps of each stream unless told otherwise: 64 MiB.
 pub const DEFAULT_OUTPUT_LIMIT_BYTES: usize = 64 << 20;
+
+/// Longest content of [`Command::file`], in bytes.
+pub const MAX_FILE_BYTES: usize = MAX_NEW_FILE_BYTES;
 
 /// Bytes that [`Command::output`] reads at one time.
 const OUTPUT_CHUNK_BYTES: usize = 64 << 10;
@@ -67,6 +73,7 @@ pub struct Command {
     max_output_bytes: u64,
     /// Whether the program stays, to be forked for later commands.
     stays: bool,
+    file: Option<NewFile>,
 }
 
 impl Command {
@@ -85,6 +92,7 @@ impl Command {
             output_limit_bytes: DEFAULT_OUTPUT_LIMIT_BYTES,
             max_output_bytes: u64::MAX,
             stays: false,
+            file: None,
         }
     }
 
@@ -156,6 +164,35 @@ impl Command {
         self
     }
 
+    /// A file that the command's user writes before it starts, most often the script that is run: a path, from the user's home on,
+    /// permission bits, and at most [`MAX_FILE_BYTES`]. It comes with the request, which spares what [`crate::Files::write`] takes. A file
+    /// that is there is replaced; where it can't be written, the command is not started ([`SpawnError::Invalid`]).
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let sandbox = sandvmm::Sandbox::builder().start()?;
+    /// let output = sandbox
+    ///     .command("python3")
+    ///     .arg("hello.py")
+    ///     .file("hello.py", 0o644, b"print('hello')")
+    ///     .output()?;
+    /// assert_eq!(output.stdout, b"hello\n");
+    /// # Ok(()) }
+    /// ```
+    pub fn file(
+        &mut self,
+        path: impl AsRef<Path>,
+        mode: u32,
+        content: impl Into<Vec<u8>>,
+    ) -> &mut Self {
+        self.file = Some(NewFile {
+            path: path.as_ref().as_os_str().as_bytes().to_vec(),
+            mode,
+            content: content.into(),
+        });
+        self
+    }
+
     /// Standard input. Default: null.
     pub fn stdin(&mut self, stdio: Stdio) -> &mut Self {
         self.stdin = stdio;
@@ -200,6 +237,12 @@ impl Command {
     /// # Errors
     /// See [`SpawnError`].
     pub fn spawn(&mut self) -> Result<Child, SpawnError> {
+        let file_bytes = self.file.as_ref().map_or(0, |file| file.content.len());
+        if file_bytes > MAX_FILE_BYTES {
+            return Err(SpawnError::Invalid(format!(
+                "A file that comes with a command has at most {MAX_FILE_BYTES} bytes, and this has {file_bytes}: write it first"
+            )));
+        }
         let id = self
             .shared
             .register_command(&self.program)
@@ -292,6 +335,7 @@ impl Command {
                     stdin: self.stdin.piped,
                 },
             },
+            file: self.file.clone(),
         }
     }
 }

@@ -36,6 +36,7 @@ mod init;
 mod limit;
 mod meter;
 mod outcome;
+mod pool;
 mod program;
 mod python;
 mod sandbox;
@@ -53,7 +54,7 @@ pub use builder::SandboxBuilder;
 pub use calls::{CallLimits, HostFunctionError, MAX_CONCURRENCY, MAX_HOST_FUNCTIONS};
 pub use child::Child;
 pub use clock::{Clocks, CommandClocks};
-pub use command::{Command, DEFAULT_OUTPUT_LIMIT_BYTES, Output, Stdio};
+pub use command::{Command, DEFAULT_OUTPUT_LIMIT_BYTES, MAX_FILE_BYTES, Output, Stdio};
 pub use crash::{Crash, CrashKind};
 pub use error::{FileError, SignalError, SpawnError, StartError};
 pub use event::{Event, EventKind, MAX_DENIED_EVENTS};
@@ -66,6 +67,7 @@ pub use images::{Images, ImagesError};
 pub use init::init;
 pub use limit::Limit;
 pub use outcome::{Completion, Ended, ExitStatus, Outcome, Usage};
+pub use pool::{Pool, PoolBuilder, PoolError, Pooled};
 pub use python::{
     Evaluation, MAX_CODE_BYTES, MAX_DISPLAYS, MAX_EVALUATION_OUTPUT_BYTES, OutputStream, Python,
     PythonCall, PythonError, PythonException, Representations,
@@ -73,7 +75,7 @@ pub use python::{
 pub use sandbox::Sandbox;
 pub use save::SaveError;
 pub use stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
-pub use template::{Template, TemplateBuilder, TemplateError};
+pub use template::{PauseError, Template, TemplateBuilder, TemplateError};
 pub use workspace::{
     DEFAULT_QUOTA_MIB, MAX_QUOTA_MIB, MIN_QUOTA_MIB, Workspace, WorkspaceError, WorkspaceInfo,
 };

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt::Display;
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,9 +38,11 @@ pub struct Sandbox {
 }
 
 /// What a sandbox was started from.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Origin {
     pub(crate) images: Images,
+    /// The root image as it was opened.
+    pub(crate) rootfs: Arc<File>,
     pub(crate) cpus: u8,
     pub(crate) memory_mib: u32,
     pub(crate) has_workspace: bool,

@@ -164,6 +164,16 @@ impl Script {
         }
     }
 
+    /// All of a script that has at most `limit_bytes`; `None` for a longer one, or one that can't be read: [`Self::reader`] tells then.
+    #[must_use]
+    pub fn short(&self, limit_bytes: usize) -> Option<Vec<u8>> {
+        let mut content = Vec::new();
+        let bound = u64::try_from(limit_bytes).ok()?.saturating_add(1);
+        let read = (&self.file).take(bound).read_to_end(&mut content);
+        (&self.file).rewind().ok()?;
+        (read.is_ok() && content.len() <= limit_bytes).then_some(content)
+    }
+
     /// The script's bytes, [`MAX_SCRIPT_BYTES`] at most, also if the file grows meanwhile. To be read once:
     /// two readers share one position.
     pub fn reader(&self) -> impl Read {
@@ -243,6 +253,17 @@ mod tests {
         let mut content = Vec::new();
         script.reader().read_to_end(&mut content).unwrap();
 
+        assert_eq!(content, b"print(1)\n");
+    }
+
+    #[test]
+    fn a_short_script_is_given_whole_and_a_longer_one_can_still_be_read() {
+        let script = open_named(OsStr::new("a.py"), b"print(1)\n").unwrap();
+
+        assert_eq!(script.short(9).as_deref(), Some(b"print(1)\n".as_slice()));
+        assert_eq!(script.short(8), None);
+        let mut content = Vec::new();
+        script.reader().read_to_end(&mut content).unwrap();
         assert_eq!(content, b"print(1)\n");
     }
 

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use protocol::message::{SpawnFailure, ToAgent};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::calls::Calls;
-use crate::clock::{Clocks, CommandClocks, FirstOutput};
+use crate::clock::{Clocks, CommandClocks, FirstOutput, nanos};
 use crate::crash::CrashKind;
 use crate::error::StartError;
 use crate::event::Events;
@@ -37,7 +38,7 @@ pub(crate) struct Shared {
     /// Wakes the supervisor thread.
     pub(crate) wake: OwnedFd,
     /// What all clocks count from.
-    pub(crate) called_ns: u64,
+    called_ns: AtomicU64,
     pub(crate) first_output: Arc<FirstOutput>,
     /// The functions of this process that the guest may call.
     pub(crate) calls: Calls,
@@ -61,6 +62,7 @@ impl Shared {
                 start_error: None,
                 clocks: ClocksNs::default(),
                 cell: None,
+                hostname: None,
                 standstill: Standstill::default(),
                 saving: Saving::default(),
                 commands: HashMap::new(),
@@ -70,11 +72,29 @@ impl Shared {
             }),
             changed: Condvar::new(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            called_ns,
+            called_ns: AtomicU64::new(called_ns),
             first_output: Arc::new(FirstOutput::default()),
             calls: Calls::default(),
             events,
         })
+    }
+
+    /// What all clocks count from, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub(crate) fn called_ns(&self) -> u64 {
+        self.called_ns.load(Ordering::Relaxed)
+    }
+
+    /// Has the clocks of a machine that was made in advance count from `called_ns`, and its time begin then. False where there is no
+    /// machine any more.
+    pub(crate) fn begin_anew(&self, called_ns: u64, timeout: Option<Duration>) -> bool {
+        self.called_ns.store(called_ns, Ordering::Relaxed);
+        match timeout {
+            Some(limit) => {
+                let at_ns = called_ns.saturating_add(nanos(limit));
+                self.request(Request::EndAt(at_ns, limit)).is_ok()
+            }
+            None => self.lock().over().is_none(),
+        }
     }
 
     /// The state. A user's thread that panicked cannot have left it half changed: nothing here panics.
@@ -182,7 +202,7 @@ impl Shared {
 
     /// Waits until the guest says whether a command runs. One that does not is forgotten.
     pub(crate) fn wait_started(&self, id: u32) -> Started {
-        let deadline = Instant::now() + ANSWER_LIMIT;
+        let mut deadline = None;
         let mut reported = false;
         let mut state = self.lock();
         loop {
@@ -207,7 +227,15 @@ impl Shared {
                 state.commands.remove(&id);
                 return Started::Over(over);
             }
-            state = self.wait_for_answer(state, deadline, &mut reported);
+            state = if matches!(state.phase, Phase::Booting) {
+                // The guest has not been asked yet. The supervisor thread bounds this wait.
+                self.changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner)
+            } else {
+                let deadline = *deadline.get_or_insert_with(|| Instant::now() + ANSWER_LIMIT);
+                self.wait_for_answer(state, deadline, &mut reported)
+            };
         }
     }
 
@@ -330,7 +358,7 @@ impl Shared {
     }
 
     fn since_call(&self, at_ns: Option<u64>) -> Option<Duration> {
-        at_ns.map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(self.called_ns)))
+        at_ns.map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(self.called_ns())))
     }
 
     fn completion(&self, state: &State, id: u32, meter: &Meter) -> Option<Completion> {

@@ -36,6 +36,8 @@ pub(crate) enum Request {
     Discard(OwnedFd),
     /// The agent has not answered in [`ANSWER_LIMIT`].
     Unanswered,
+    /// The sandbox's time begins: its end on `CLOCK_MONOTONIC`, and how long it is.
+    EndAt(u64, Duration),
     /// End the machine.
     End,
 }
@@ -116,6 +118,8 @@ pub(crate) struct State {
     pub(crate) clocks: ClocksNs,
     /// What is on of the cell around the machine's process, once that is known.
     pub(crate) cell: Option<jailer::Cell>,
+    /// The guest's host name, once it was told.
+    pub(crate) hostname: Option<String>,
     pub(crate) standstill: Standstill,
     pub(crate) saving: Saving,
     pub(crate) commands: HashMap<u32, CommandEntry>,

@@ -66,7 +66,8 @@ pub(crate) struct Plan {
     pub(crate) order: ToMachine,
     /// What belongs to it, in its order.
     pub(crate) descriptors: Vec<OwnedFd>,
-    pub(crate) hostname: String,
+    /// The guest's host name, where one was chosen.
+    pub(crate) hostname: Option<String>,
     /// End of the sandbox's time on `CLOCK_MONOTONIC`, and how long that time was.
     pub(crate) deadline: Option<(u64, Duration)>,
     /// The most processor time of its process, and how many of its threads can use that at one time.
@@ -89,10 +90,13 @@ struct Supervisor {
     socket: ControlSocket,
     process: MachineProcess,
     to_machine: VecDeque<(ToMachine, Vec<OwnedFd>)>,
+    /// What users have asked of a guest that has not greeted yet: it goes out right behind the answer to its greeting. Bounded as
+    /// commands are, and by [`State::push`].
+    early: Vec<Request>,
     agent: Option<ControlStream>,
     agent_has_ended: bool,
     discarded: Vec<OwnedFd>,
-    hostname: String,
+    hostname: Option<String>,
     /// Whether a restored guest was told what is new, and has not said yet that it took that.
     resuming: bool,
     deadline: Option<(u64, Duration)>,
@@ -252,7 +256,7 @@ impl Supervisor {
         shared: &Arc<Shared>,
         socket: ControlSocket,
         process: MachineProcess,
-        hostname: String,
+        hostname: Option<String>,
         deadline: Option<(u64, Duration)>,
     ) -> Self {
         Self {
@@ -260,6 +264,7 @@ impl Supervisor {
             socket,
             process,
             to_machine: VecDeque::new(),
+            early: Vec::new(),
             agent: None,
             agent_has_ended: false,
             discarded: Vec::new(),
@@ -486,24 +491,22 @@ impl Supervisor {
         // The counter alone: what is asked for is in the queue.
         let _ = rustix::io::read(&self.shared.wake, &mut counter);
         let requests = std::mem::take(&mut self.shared.lock().requests);
+        let was_greeted = self.was_greeted();
         for request in requests {
             match request {
+                // A restored guest ends all its connections before it greets: a stream would be lost.
+                Request::ToAgent(_) | Request::Connect(_) if !was_greeted => {
+                    self.early.push(request);
+                }
                 Request::End => return Err(Reason::Asked),
+                Request::EndAt(at_ns, limit) => self.deadline = Some((at_ns, limit)),
                 Request::Unanswered => {
                     return Err(misbehaved(&format!(
                         "it did not say within {} s whether a command runs",
                         ANSWER_LIMIT.as_secs()
                     )));
                 }
-                Request::ToAgent(frame) => match &mut self.agent {
-                    Some(agent) => agent.queue(&frame),
-                    None => self.shared.lock().taken_by_agent(frame.len()),
-                },
-                Request::Connect(end) => {
-                    let port = port::STREAMS;
-                    self.to_machine
-                        .push_back((ToMachine::Connect { port }, vec![end]));
-                }
+                Request::ToAgent(_) | Request::Connect(_) => self.pass_on(request),
                 Request::Save(then, files) => {
                     self.to_machine
                         .push_back((ToMachine::Snapshot { then }, files));
@@ -514,6 +517,22 @@ impl Supervisor {
         self.send_to_machine()?;
         self.send_to_agent();
         Ok(())
+    }
+
+    /// Hands on what the guest is asked, in the order in which it was.
+    fn pass_on(&mut self, request: Request) {
+        match request {
+            Request::ToAgent(frame) => match &mut self.agent {
+                Some(agent) => agent.queue(&frame),
+                None => self.shared.lock().taken_by_agent(frame.len()),
+            },
+            Request::Connect(end) => {
+                let port = port::STREAMS;
+                self.to_machine
+                    .push_back((ToMachine::Connect { port }, vec![end]));
+            }
+            _ => {}
+        }
     }
 
     /// Reads one piece of each stream that nobody wants and that has one; those at their end are closed.

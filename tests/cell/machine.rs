@@ -230,6 +230,7 @@ impl Machine {
                     has_console: true,
                     disks: disk_configs(),
                     check_host: true,
+                    has_working_set: false,
                 }),
                 vec![snapshot.state.try_clone()?, snapshot.memory.try_clone()?],
             ),

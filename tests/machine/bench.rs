@@ -1,4 +1,4 @@
-//! `sandvmm bench boot` measures each phase.
+//! `sandvmm bench` measures each phase.
 
 use sandvmm_tests::sandvmm;
 
@@ -15,4 +15,39 @@ fn a_boot_is_measured_phase_by_phase() {
     for word in ["p50", "vCPU", "init", "agent", "output", "exit", "gone"] {
         assert!(text.text().contains(word), "{word}: {}", text.text());
     }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_fork_is_measured_phase_by_phase_also_from_a_pool() {
+    let fork = |options: &[&str]| {
+        sandvmm(["bench", "fork", "-n", "2", "--memory", "128M"])
+            .args(options)
+            .done()
+            .expect(0)
+    };
+    let json = fork(&["--json"]).json();
+    let pool = fork(&["--json", "--pool", "1"]).json();
+    let text = fork(&[]);
+
+    assert_eq!(json["runs"], 2, "{json}");
+    let names: Vec<_> = json["phases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|phase| phase["name"].as_str().unwrap())
+        .collect();
+    for clock in ["vCPU running", "agent ready", "first output", "all gone"] {
+        assert!(names.contains(&clock), "{names:?}");
+        assert!(text.text().contains(clock), "{}", text.text());
+    }
+    for report in [&json, &pool] {
+        for phase in report["phases"].as_array().unwrap() {
+            assert!(phase["reached_us"]["p50"].is_u64(), "{report}");
+        }
+    }
+    assert_eq!(pool["phases"][1]["reached_us"]["max"], 0, "{pool}");
+    // The template that was built for it is gone.
+    let list = sandvmm(["template", "list"]).done().expect(0);
+    assert!(!list.text().contains("bench-"), "{}", list.text());
 }

@@ -16,6 +16,7 @@ mod environment;
 mod events;
 mod exit_status;
 mod files;
+mod fork;
 mod host_functions;
 mod input;
 mod json;

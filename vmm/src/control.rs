@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 /// Largest message in bytes; the longest is an end with its console tail.
 pub const MAX_MESSAGE_BYTES: usize = 32 << 10;
 
-/// Most descriptors in one message: `/dev/kvm`, kernel, initramfs, console and the disks.
-pub const MAX_DESCRIPTORS: usize = 4 + MAX_DISKS;
+/// Most descriptors in one message: `/dev/kvm`, state, memory, working set, console and the disks.
+pub const MAX_DESCRIPTORS: usize = 5 + MAX_DISKS;
 
 /// Most disks of a machine.
 pub const MAX_DISKS: usize = 8;
@@ -42,8 +42,8 @@ pub enum ToMachine {
         port: u32,
     },
     /// Go on from a snapshot; first message, sent once, in place of [`Self::Start`]. Descriptors, in this order: `/dev/kvm`, the
-    /// state file, the memory file, the console's sink if [`RestoreConfig::has_console`], then one for each of
-    /// [`RestoreConfig::disks`].
+    /// state file, the memory file, the working set if [`RestoreConfig::has_working_set`], the console's sink if
+    /// [`RestoreConfig::has_console`], then one for each of [`RestoreConfig::disks`].
     Restore(RestoreConfig),
     /// Take a snapshot, answered by [`FromMachine::SnapshotTaken`] or [`FromMachine::SnapshotFailed`]. Descriptors, in this order:
     /// `/dev/kvm`, a file for the state, empty, and one for the memory, as long as that is and without content; both regular
@@ -74,6 +74,9 @@ pub struct RestoreConfig {
     /// Whether the host's processor is to be compared with the snapshot's. A supervisor that has done so since the host booted
     /// spares its machines the question, which takes KVM a while.
     pub check_host: bool,
+    /// Whether a descriptor is attached of a file that tells which pages the guest will write to at once
+    /// ([`crate::snapshot::working_set`]).
+    pub has_working_set: bool,
 }
 
 /// A machine to build.

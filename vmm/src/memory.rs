@@ -13,6 +13,7 @@ use vm_memory::{
 };
 
 use crate::layout;
+use crate::snapshot::working_set::{PAGE_BYTES, Run};
 
 /// Least memory of a machine in MiB: less holds no kernel.
 pub const MIN_MEMORY_MIB: u32 = 32;
@@ -175,6 +176,35 @@ pub fn map_snapshot(memory_mib: u32, file: &Arc<File>) -> Result<GuestMemoryMmap
         })
         .collect::<Result<Vec<_>, _>>()?;
     GuestMemoryMmap::from_regions(regions).map_err(MemoryError::Collect)
+}
+
+/// Copies the pages of a snapshot's memory that the guest will write to, all of a run in one call. What is not there is left out, and a
+/// host's kernel that can't (before Linux 5.14), or has no memory left, leaves the copying to the guest's faults.
+pub(crate) fn populate(memory: &GuestMemoryMmap, runs: &[Run]) {
+    for run in runs {
+        let mut offset = u64::from(run.first) * PAGE_BYTES;
+        let bytes = u64::from(run.count) * PAGE_BYTES;
+        for region in memory.iter() {
+            if offset < region.len() {
+                if offset + bytes <= region.len() && !populate_range(region, offset, bytes) {
+                    return;
+                }
+                break;
+            }
+            offset -= region.len();
+        }
+    }
+}
+
+/// False where the host's kernel does not do it. The range lies in the region.
+fn populate_range(region: &GuestRegionMmap, offset: u64, bytes: u64) -> bool {
+    let (Ok(offset), Ok(bytes)) = (usize::try_from(offset), usize::try_from(bytes)) else {
+        return false;
+    };
+    let start = region.as_ptr().wrapping_add(offset);
+    // SAFETY: the range lies in one mapping, which `region` keeps. The call changes no byte that can be read there: it does what a write
+    // to each page would have the kernel do before the write itself.
+    unsafe { libc::madvise(start.cast(), bytes, libc::MADV_POPULATE_WRITE) == 0 }
 }
 
 /// Gives the memory to the virtual machine, one slot a region.

@@ -28,6 +28,7 @@ use crate::snapshot::format::{self, FormatError, MAX_STATE_BYTES};
 use crate::snapshot::state::{DevicesState, MachineState};
 use crate::snapshot::tsc::Counter;
 use crate::snapshot::vcpu::{self, RestoreVcpuError};
+use crate::snapshot::working_set;
 use crate::wiring::{self, Orders, Wired};
 
 /// Why a machine can't go on from a snapshot.
@@ -42,8 +43,8 @@ pub enum RestoreError {
         /// How many the configuration names.
         needed: usize,
     },
-    /// The state file could not be read.
-    #[error("The snapshot's state file could not be read")]
+    /// The state file, or the working set, could not be read.
+    #[error("A file of the snapshot could not be read")]
     Read(#[source] io::Error),
     /// The state file is none, or not one for this program.
     #[error(transparent)]
@@ -118,6 +119,10 @@ pub(crate) fn restore(
         });
     }
     let memory = memory::map_snapshot(shape.memory_mib, &files.memory)?;
+    if let Some(working_set) = &files.working_set {
+        let runs = working_set::read(working_set).map_err(RestoreError::Read)?;
+        memory::populate(&memory, &runs);
+    }
     let kvm = shell::kvm_from(files.kvm)?;
     let cpuid = CpuidTemplate::from_entries(shape.cpuid.clone(), shape.vcpu_count);
     if check_host {
@@ -175,6 +180,7 @@ struct Files {
     kvm: OwnedFd,
     state: File,
     memory: Arc<File>,
+    working_set: Option<File>,
     console: Option<OwnedFd>,
     disks: Vec<(DiskConfig, OwnedFd)>,
 }
@@ -185,7 +191,8 @@ impl Files {
         if count > MAX_DISKS {
             return Err(BuildError::DiskCount { count }.into());
         }
-        let needed = 3 + usize::from(config.has_console) + count;
+        let optional = usize::from(config.has_working_set) + usize::from(config.has_console);
+        let needed = 3 + optional + count;
         let given = descriptors.len();
         let wrong = RestoreError::Descriptors { given, needed };
         if given != needed {
@@ -197,11 +204,17 @@ impl Files {
         else {
             return Err(wrong);
         };
+        let working_set = config
+            .has_working_set
+            .then(|| descriptors.next())
+            .flatten()
+            .map(File::from);
         let console = config.has_console.then(|| descriptors.next()).flatten();
         Ok(Self {
             kvm,
             state: state.into(),
             memory: Arc::new(memory.into()),
+            working_set,
             console,
             disks: config.disks.into_iter().zip(descriptors).collect(),
         })

@@ -1,6 +1,7 @@
-//! `cargo xtask bench`: instructions of a boot, counted phase by phase in the emulated host.
+//! `cargo xtask bench`: instructions of a boot and of a fork, counted phase by phase in the emulated host.
 
 mod cell;
+mod fork;
 
 use std::path::PathBuf;
 
@@ -8,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cache::{self, Cache, CacheError};
+use crate::cli::Measurement;
 use crate::host::{HostCommand, HostError};
 use crate::image::{self, ImageError};
 use crate::progress::Progress;
@@ -47,7 +49,7 @@ pub(crate) enum BenchError {
     },
 }
 
-/// The part of `sandvmm bench boot --json` that the table shows. One microsecond is a thousand instructions.
+/// The part of `sandvmm bench boot --json` and `bench fork --json` that the table shows. One microsecond is a thousand instructions.
 #[derive(Debug, Deserialize)]
 struct Report {
     phases: Vec<Phase>,
@@ -67,41 +69,71 @@ struct Summary {
     max: u64,
 }
 
-/// Boots `runs` times, prints a table and keeps the figures.
-pub(crate) fn boot(
+/// Boots and forks `runs` times each, prints tables and keeps the figures.
+pub(crate) fn bench(
     workspace: &Workspace,
     runs: u32,
+    only: Option<Measurement>,
     progress: &Progress,
 ) -> Result<(), BenchError> {
     let data = setup::setup(workspace, &Cache::open()?, progress)?;
     setup::build_command(workspace, progress)?;
     let files = ["vmlinux", "initramfs.cpio", "rootfs.erofs"].map(|name| data.path().join(name));
-    let program = workspace.release_folder().join("sandvmm");
-    let command = HostCommand {
-        command: vec!["sh".into(), "-c".into(), boots(runs).into()],
-        environment: vec![("SANDVMM_HOME".into(), data.path().into())],
-        count_instructions: true,
-        resident: files.iter().cloned().chain([program]).collect(),
+    let measure = |what: &str, commands: String| {
+        let _step = progress.begin(&format!("Counting the instructions of a {what}"));
+        let program = workspace.release_folder().join("sandvmm");
+        let command = HostCommand {
+            command: vec!["sh".into(), "-c".into(), commands.into()],
+            environment: vec![("SANDVMM_HOME".into(), data.path().into())],
+            count_instructions: true,
+            resident: files.iter().cloned().chain([program]).collect(),
+        };
+        reports(&command, workspace, progress)
     };
-    let step = progress.begin("Counting the instructions of a boot");
+    if only != Some(Measurement::Fork) {
+        let boots = measure("boot", boots(runs))?;
+        let whole = boots.first().unwrap_or(&Value::Null);
+        let (rows, cell) = cell::rows(&boots);
+        print!("{}{rows}", table("boots", &understand(whole)?, runs));
+        let kept = json!({ "benchmark": "boot", "report": whole, "cell": cell });
+        keep(workspace, &files, "boot.json", kept)?;
+    }
+    if only != Some(Measurement::Boot) {
+        let forks = measure("fork", fork::commands(runs))?;
+        let whole = forks.first().unwrap_or(&Value::Null);
+        print!("\n{}", table("forks", &understand(whole)?, runs));
+        let (rows, variants) = fork::rows(&forks);
+        print!("{rows}");
+        let kept = json!({ "benchmark": "fork", "report": whole, "variants": variants });
+        keep(workspace, &files, "fork.json", kept)?;
+    }
+    Ok(())
+}
+
+/// Runs the command and takes the objects that it prints.
+fn reports(
+    command: &HostCommand,
+    workspace: &Workspace,
+    progress: &Progress,
+) -> Result<Vec<Value>, BenchError> {
     let (code, output) = command.capture(workspace, progress)?;
-    drop(step);
     if code != 0 {
         return Err(BenchError::Failed(code));
     }
-    let understood = |source| BenchError::Result {
-        output: String::from_utf8_lossy(&output).into_owned(),
-        source,
-    };
-    let reports = serde_json::Deserializer::from_slice(&output)
+    serde_json::Deserializer::from_slice(&output)
         .into_iter()
-        .collect::<Result<Vec<Value>, _>>()
-        .map_err(understood)?;
-    let whole = reports.first().unwrap_or(&Value::Null);
-    let report = Report::deserialize(whole).map_err(understood)?;
-    let (rows, cell) = cell::rows(&reports);
-    print!("{}{rows}", table(&report, runs));
-    keep(workspace, &files, whole, &cell)
+        .collect::<Result<_, _>>()
+        .map_err(|source| BenchError::Result {
+            output: String::from_utf8_lossy(&output).into_owned(),
+            source,
+        })
+}
+
+fn understand(report: &Value) -> Result<Report, BenchError> {
+    Report::deserialize(report).map_err(|source| BenchError::Result {
+        output: report.to_string(),
+        source,
+    })
 }
 
 /// A command that boots so many times with the whole cell, and as often without each of its parts: an object of JSON each.
@@ -121,8 +153,8 @@ fn boots(runs: u32) -> String {
 fn keep(
     workspace: &Workspace,
     files: &[PathBuf],
-    report: &Value,
-    cell: &Value,
+    name: &str,
+    figures: Value,
 ) -> Result<(), BenchError> {
     let mut booted = serde_json::Map::new();
     for file in files {
@@ -133,24 +165,24 @@ fn keep(
             .into_owned();
         booted.insert(name, Value::String(image::sha256(file)?));
     }
-    let kept = json!({
-        "benchmark": "boot",
+    let mut kept = json!({
         "unit": "thousands of instructions: in the emulated host a microsecond is a thousand",
         "sha256": booted,
-        "report": report,
-        "cell": cell,
     });
+    if let (Some(kept), Value::Object(figures)) = (kept.as_object_mut(), figures) {
+        kept.extend(figures);
+    }
     let folder = workspace.root().join(RESULTS);
     std::fs::create_dir_all(&folder).map_err(CacheError::io("create the folder", &folder))?;
-    let file = folder.join("boot.json");
+    let file = folder.join(name);
     cache::replace(&file, format!("{kept:#}\n").as_bytes())?;
     println!("\nkept in {}", file.display());
     Ok(())
 }
 
-fn table(report: &Report, runs: u32) -> String {
+fn table(what: &str, report: &Report, runs: u32) -> String {
     let mut text = format!(
-        "{runs} boots ({}), millions of instructions\n\n{:<18}{:>12}{:>12}{:>12}{:>12}\n",
+        "{runs} {what} ({}), millions of instructions\n\n{:<18}{:>12}{:>12}{:>12}{:>12}\n",
         MACHINE.join(" "),
         "phase",
         "min",
@@ -193,7 +225,7 @@ mod tests {
         ] }))
         .unwrap();
 
-        let text = table(&report, 1);
+        let text = table("boots", &report, 1);
 
         let lines: Vec<_> = text
             .lines()

@@ -12,10 +12,20 @@ pub(crate) struct Arguments {
     pub(crate) task: Task,
 }
 
+/// What `bench` measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Measurement {
+    /// Machines that boot
+    Boot,
+    /// Machines that are forked
+    Fork,
+}
+
 /// The tasks.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Task {
-    /// Build kernel, root image and initramfs where needed, and install them to the data folder
+    /// Build kernel, root image and initramfs where needed, and install them to the data folder; on a machine with hardware
+    /// virtualization also build the default template
     Setup,
     /// Build the guest's kernel and print its path
     Kernel,
@@ -46,11 +56,14 @@ pub(crate) enum Task {
         #[arg(value_name = "FILTER")]
         filters: Vec<OsString>,
     },
-    /// Count the instructions of a boot, phase by phase, and keep them in benches/results
+    /// Count the instructions of a boot and of a fork, phase by phase, and keep them in benches/results
     Bench {
-        /// How often to boot
+        /// How often to boot, and to fork
         #[arg(short = 'n', long, default_value_t = 5, value_name = "N")]
         runs: u32,
+        /// Measure this alone
+        #[arg(long, value_enum)]
+        only: Option<Measurement>,
     },
     /// Fuzz what reads untrusted bytes, one target after another
     Fuzz {

@@ -46,7 +46,9 @@ fn perform(task: Task) -> Result<u8, Box<dyn Error>> {
     let progress = Progress::new();
     match task {
         Task::Setup => {
-            let data = setup::setup(&Workspace::find()?, &Cache::open()?, &progress)?;
+            let workspace = Workspace::find()?;
+            let data = setup::setup(&workspace, &Cache::open()?, &progress)?;
+            setup::default_template(&workspace, &data, &progress)?;
             print_line(format_args!("{}", data.path().display()));
             Ok(0)
         }
@@ -68,8 +70,8 @@ fn perform(task: Task) -> Result<u8, Box<dyn Error>> {
         }
         Task::Run { arguments } => run(arguments, &progress),
         Task::Test { only, filters } => test::test(&Workspace::find()?, &only, &filters, &progress),
-        Task::Bench { runs } => {
-            bench::boot(&Workspace::find()?, runs, &progress)?;
+        Task::Bench { runs, only } => {
+            bench::bench(&Workspace::find()?, runs, only, &progress)?;
             Ok(0)
         }
         Task::Fuzz { seconds, targets } => {

@@ -1,14 +1,23 @@
 //! `cargo xtask setup`: everything that a microVM is started from, in the data folder.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::cache::{self, Cache, CacheError, Lock};
+use crate::host;
 use crate::image::{self, ImageError, Variant};
 use crate::initramfs::{self, InitramfsError};
 use crate::kernel::{self, KernelError};
 use crate::progress::Progress;
 use crate::tool::{self, ToolError};
 use crate::workspace::Workspace;
+
+/// The template that runs fork which name none.
+const TEMPLATE: &str = "default";
+/// What its interpreter has imported: what scripts import most, of the standard library.
+const TEMPLATE_CODE: &str = "import argparse, base64, collections, contextlib, csv, dataclasses, datetime, decimal, enum, functools, \
+     hashlib, heapq, io, itertools, json, logging, math, operator, os, pathlib, pickle, random, re, shutil, statistics, string, struct, \
+     subprocess, sys, tempfile, textwrap, threading, time, traceback, typing, urllib.parse, uuid, zlib";
 
 /// Why the set-up is not complete.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +37,9 @@ pub(crate) enum SetupError {
     /// The command was not built.
     #[error("Could not build the command sandvmm")]
     Command(#[source] ToolError),
+    /// No default template.
+    #[error("Could not build the default template")]
+    Template(#[source] ToolError),
 }
 
 /// The folder of what microVMs are started from: `$SANDVMM_HOME`, else the XDG data folder's `sandvmm`.
@@ -65,6 +77,36 @@ pub(crate) fn setup(
     cache::install(&image, &folder.join("rootfs.erofs"))?;
     initramfs::install(workspace, &folder.join("initramfs.cpio"), progress)?;
     Ok(data)
+}
+
+/// Builds the template that plain runs fork, unless there is one that is whole. It is bound to the processor that it was built on,
+/// so only a machine that is a KVM host by itself gets one: an emulated host is another one each time.
+pub(crate) fn default_template(
+    workspace: &Workspace,
+    data: &DataFolder,
+    progress: &Progress,
+) -> Result<(), SetupError> {
+    if !host::is_here() {
+        progress.say("No default template: this machine has no hardware virtualization. Runs boot");
+        return Ok(());
+    }
+    build_command(workspace, progress)?;
+    let sandvmm = |arguments: &[&str]| {
+        let mut command = Command::new(workspace.release_folder().join("sandvmm"));
+        command
+            .arg("template")
+            .args(arguments)
+            .env("SANDVMM_HOME", data.path());
+        command
+    };
+    if tool::run(&mut sandvmm(&["verify", TEMPLATE])).is_ok() {
+        return Ok(());
+    }
+    let _step = progress.begin("Building the default template");
+    let build = ["build", TEMPLATE, "--force", "--warm", TEMPLATE_CODE];
+    tool::run(&mut sandvmm(&build))
+        .map(drop)
+        .map_err(SetupError::Template)
 }
 
 /// Builds the command `sandvmm`, as it is released.

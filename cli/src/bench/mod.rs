@@ -1,16 +1,19 @@
-//! `sandvmm bench boot`: fresh machines, one after another, and when each phase of their lives was reached.
+//! `sandvmm bench`: machines, one after another, and when each phase of their lives was reached.
 
+mod boot;
+mod fork;
 mod statistics;
 
 use std::fmt::Write;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use sandvmm::{Clocks, Outcome};
+use sandvmm::{Clocks, Outcome, Output};
 use serde::Serialize;
 
-use crate::args::{BenchBootArgs, MachineArgs};
 use crate::run::Timeline;
 use crate::{machine, notice, output};
+pub(crate) use boot::boot;
+pub(crate) use fork::fork;
 use statistics::Summary;
 
 /// Exit code when a machine did not do what it was to do.
@@ -19,9 +22,20 @@ const FAILED: u8 = 125;
 /// What each machine says, and nothing else.
 const GREETING: &str = "hello";
 
-/// The object of `bench boot --json`.
+/// The machines that were measured.
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    /// What they were, in the plural.
+    what: &'static str,
+    cpus: u8,
+    memory_mib: u32,
+    /// What the first word of the guest's agent is called: it ends a boot, and begins a fork's renewal.
+    greeting: &'static str,
+}
+
+/// The object of `--json`.
 #[derive(Debug, Serialize)]
-struct BootReport {
+struct Report {
     runs: usize,
     cpus: u8,
     memory_mib: u32,
@@ -39,51 +53,49 @@ struct PhaseReport {
     took_us: Option<Summary>,
 }
 
-/// Boots, prints, and gives the exit code.
-pub(crate) fn boot(args: &BenchBootArgs) -> u8 {
+/// Makes a machine and has it greet, so many times; prints, and gives the exit code.
+fn measure(
+    measured: Measured,
+    runs: u32,
+    as_json: bool,
+    mut once: impl FnMut() -> Result<Clocks, String>,
+) -> u8 {
     let mut samples = Vec::new();
-    for run in 1..=args.runs {
-        match boot_once(&args.machine) {
+    for run in 1..=runs {
+        match once() {
             Ok(clocks) => samples.push(clocks),
             Err(sentence) => {
-                notice::say(&format!("Run {run} of {} failed: {sentence}", args.runs));
+                notice::say(&format!("Run {run} of {runs} failed: {sentence}"));
                 return FAILED;
             }
         }
     }
-    let phases = phases(&samples);
-    let text = if args.json {
-        json(args, &samples, phases)
+    let phases = phases(&samples, measured.greeting);
+    let text = if as_json {
+        json(measured, &samples, phases)
     } else {
-        table(args, samples.len(), &phases)
+        table(measured, samples.len(), &phases)
     };
     output::print(&text, 0)
 }
 
-fn boot_once(args: &MachineArgs) -> Result<Clocks, String> {
-    let sandbox = machine::builder(args, Instant::now())
-        .start()
-        .map_err(|error| notice::sentence(&error))?;
-    let output = sandbox
-        .command("echo")
-        .arg(GREETING)
-        .output()
-        .map_err(|error| notice::sentence(&error))?;
+/// Whether the guest's program said what it was to say.
+fn check(output: &Output) -> Result<(), String> {
     let said = String::from_utf8_lossy(&output.stdout);
-    if output.completion.outcome != Outcome::Exited(0) || said.trim_end() != GREETING {
-        return Err(format!(
-            "The guest's echo ended with {:?} and said {said:?}",
-            output.completion.outcome
-        ));
+    if output.completion.outcome == Outcome::Exited(0) && said.trim_end() == GREETING {
+        return Ok(());
     }
-    Ok(sandbox.end().clocks)
+    Err(format!(
+        "The guest's program ended with {:?} and said {said:?}",
+        output.completion.outcome
+    ))
 }
 
-fn phases(samples: &[Clocks]) -> Vec<PhaseReport> {
+fn phases(samples: &[Clocks], greeting: &'static str) -> Vec<PhaseReport> {
     let mut reached: Vec<(&'static str, Vec<Duration>, Vec<Duration>)> = Vec::new();
     for clocks in samples {
         let mut before = Duration::ZERO;
-        for (index, (name, at)) in machine::phases(clocks).into_iter().enumerate() {
+        for (index, (name, at)) in machine::phases(clocks, greeting).into_iter().enumerate() {
             if reached.len() <= index {
                 reached.push((name, Vec::new(), Vec::new()));
             }
@@ -104,11 +116,11 @@ fn phases(samples: &[Clocks]) -> Vec<PhaseReport> {
         .collect()
 }
 
-fn json(args: &BenchBootArgs, samples: &[Clocks], phases: Vec<PhaseReport>) -> String {
-    let report = BootReport {
+fn json(measured: Measured, samples: &[Clocks], phases: Vec<PhaseReport>) -> String {
+    let report = Report {
         runs: samples.len(),
-        cpus: args.machine.cpus,
-        memory_mib: args.machine.memory,
+        cpus: measured.cpus,
+        memory_mib: measured.memory_mib,
         phases,
         samples: samples.iter().copied().map(Timeline::from).collect(),
     };
@@ -118,7 +130,7 @@ fn json(args: &BenchBootArgs, samples: &[Clocks], phases: Vec<PhaseReport>) -> S
     line
 }
 
-fn table(args: &BenchBootArgs, runs: usize, phases: &[PhaseReport]) -> String {
+fn table(measured: Measured, runs: usize, phases: &[PhaseReport]) -> String {
     let has_p99 = phases.iter().any(|phase| {
         phase
             .reached_us
@@ -126,9 +138,10 @@ fn table(args: &BenchBootArgs, runs: usize, phases: &[PhaseReport]) -> String {
     });
     let last = if has_p99 { "p99" } else { "max" };
     let mut text = format!(
-        "{runs} runs, one after another; {} vCPU, {} MiB; milliseconds{}\n\n",
-        args.machine.cpus,
-        args.machine.memory,
+        "{runs} {}, one after another; {} vCPU, {} MiB; milliseconds{}\n\n",
+        measured.what,
+        measured.cpus,
+        measured.memory_mib,
         if has_p99 {
             ""
         } else {
@@ -182,7 +195,7 @@ mod tests {
         clocks.vcpu_running = Some(Duration::from_millis(7));
         clocks.agent_ready = Some(Duration::from_millis(50));
 
-        let phases = phases(&[clocks]);
+        let phases = phases(&[clocks], "guest init");
 
         let took = |index: usize| phases[index].took_us.map(|summary| summary.p50);
         assert_eq!(took(0), Some(2_000));

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use sandvmm::cell::Cell;
 use sandvmm::{
-    Child, Command, Completion, FileError, Files, Limit, Outcome, Sandbox, Stdio, Usage, Workspace,
+    Child, Command, Completion, FileError, Files, Limit, MAX_FILE_BYTES, Outcome, Sandbox,
+    SpawnError, Stdio, Usage, Workspace,
 };
 
 use super::input::Input;
@@ -54,6 +55,16 @@ pub(super) struct Session {
     resized: Option<Arc<AtomicBool>>,
     /// What writes the events down, until the end.
     events: Mutex<Option<events::Writer>>,
+}
+
+/// What is to be run.
+#[derive(Debug)]
+struct Prepared {
+    words: Vec<OsString>,
+    /// Whether the program gets our standard input: then with what has been read of it already.
+    input: Option<Vec<u8>>,
+    /// A short script, which is sent along: its name and content.
+    file: Option<(PathBuf, Vec<u8>)>,
 }
 
 /// What came of a command.
@@ -150,7 +161,7 @@ impl Session {
         }
         let clocks = ended.map(|ended| ended.clocks).unwrap_or_default();
         if self.args.verbose {
-            for (name, reached) in machine::phases(&clocks) {
+            for (name, reached) in machine::phases(&clocks, machine::GUEST_INIT) {
                 if let Some(reached) = reached {
                     notice::say(&format!(
                         "After {:.1} ms: {name}",
@@ -214,13 +225,25 @@ impl Session {
         let sandbox = builder.begin().map_err(start)?;
         // From here on a signal ends it.
         let sandbox = self.shared.sandbox.get_or_init(|| sandbox);
-        sandbox.wait_ready().map_err(start)?;
-        if let Some(cell) = sandbox.cell() {
-            self.tell_of(&cell);
-        }
         match self.shared.interruption() {
             Some(verdict) => Err(verdict),
             None => Ok(sandbox),
+        }
+    }
+
+    /// Waits until the guest is ready. A program that needs nothing before it is asked for without that.
+    fn wait_ready(&self, sandbox: &Sandbox) -> Result<(), Verdict> {
+        sandbox
+            .wait_ready()
+            .map_err(|error| Verdict::start(&error))?;
+        self.shared.interruption().map_or(Ok(()), Err)
+    }
+
+    /// Why the program does not run: that the machine did not start says more than that it is gone.
+    fn not_spawned(&self, sandbox: &Sandbox, error: &SpawnError) -> Verdict {
+        match sandbox.wait_ready() {
+            Err(start) => Verdict::start(&start),
+            Ok(()) => Verdict::spawn(error, self.limits()),
         }
     }
 
@@ -236,20 +259,31 @@ impl Session {
     }
 
     fn execute(&self, sandbox: &Sandbox, deadline: Option<Instant>) -> Result<Told, Verdict> {
+        // What waits for somebody else, or changes the terminal, is not begun for a machine that does not start.
+        let waits = self.args.tty || matches!(self.plan.target, Target::Input(_));
+        if waits || !self.args.upload.is_empty() || !self.args.host_function.is_empty() {
+            self.wait_ready(sandbox)?;
+        }
         copies::upload(&self.files(sandbox), &self.args.upload, self.is_silent())
             .map_err(|error| Verdict::file(&error, self.limits()))?;
         self.shared
             .programs
             .register(sandbox, &self.args.host_function)
             .map_err(|error| Verdict::host_function(&error, self.limits()))?;
-        let (words, input) = self.words(sandbox)?;
+        let Prepared { words, input, file } = self.prepare(sandbox)?;
         let mut command = self.command(sandbox, &words, input.is_some())?;
+        if let Some((name, content)) = file {
+            command.file(name, SCRIPT_MODE, content);
+        }
         if self.args.tty {
             terminal::make_raw().map_err(|error| system(&error))?;
         }
         let mut child = command
             .spawn()
-            .map_err(|error| Verdict::spawn(&error, self.limits()))?;
+            .map_err(|error| self.not_spawned(sandbox, &error))?;
+        if let Some(cell) = sandbox.cell() {
+            self.tell_of(&cell);
+        }
         self.shared.running.store(true, Ordering::SeqCst);
         let mut relay = Relay::start(
             &mut child,
@@ -292,14 +326,31 @@ impl Session {
         })
     }
 
-    /// The words to run, and whether the program gets our standard input: then with what has been read of it already. A
-    /// script is put into the guest first.
-    fn words(&self, sandbox: &Sandbox) -> Result<(Vec<OsString>, Option<Vec<u8>>), Verdict> {
+    /// What is to be run. A script that is not sent along is put into the guest first.
+    fn prepare(&self, sandbox: &Sandbox) -> Result<Prepared, Verdict> {
         let plain_input = || self.plan.has_input.then(Vec::new);
+        let prepared = |words, input| Prepared {
+            words,
+            input,
+            file: None,
+        };
         match &self.plan.target {
-            Target::Words(words) => Ok((words.clone(), plain_input())),
+            Target::Words(words) => Ok(prepared(words.clone(), plain_input())),
             Target::Script(script, rest) => {
                 let name = PathBuf::from(script.name());
+                // In the user's home it has its bare name, and a short one comes with the request to run it.
+                if self.args.user.is_none()
+                    && self.args.workdir.is_none()
+                    && let Some(content) = script.short(MAX_FILE_BYTES)
+                {
+                    let mut words = script.command_line(&name);
+                    words.extend_from_slice(rest);
+                    return Ok(Prepared {
+                        words,
+                        input: plain_input(),
+                        file: Some((name, content)),
+                    });
+                }
                 let (written, is_home) = self.put(sandbox, &name, script.reader())?;
                 // In its own folder a script is called by its bare name; from another one that can't be.
                 let path = if self.args.workdir.is_some() || !is_home {
@@ -309,7 +360,7 @@ impl Session {
                 };
                 let mut words = script.command_line(path);
                 words.extend_from_slice(rest);
-                Ok((words, plain_input()))
+                Ok(prepared(words, plain_input()))
             }
             Target::Input(rest) => {
                 let input =
@@ -322,10 +373,8 @@ impl Session {
                     // As Python does it: it reads the script itself, as it comes.
                     (vec![PYTHON.into(), "-".into()], Some(input.into_head()))
                 };
-                Ok((
-                    first.into_iter().chain(rest.iter().cloned()).collect(),
-                    ahead,
-                ))
+                let words = first.into_iter().chain(rest.iter().cloned()).collect();
+                Ok(prepared(words, ahead))
             }
         }
     }
@@ -352,6 +401,7 @@ impl Session {
         name: &Path,
         mut script: impl Read,
     ) -> Result<(PathBuf, bool), Verdict> {
+        self.wait_ready(sandbox)?;
         let files = self.files(sandbox).mode(SCRIPT_MODE);
         let failed = |error| Verdict::file(&error, self.limits());
         if self.args.user.is_none() {

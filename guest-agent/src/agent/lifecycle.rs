@@ -28,6 +28,17 @@ struct Parts {
     signals: Vec<Signal>,
 }
 
+impl Parts {
+    fn new(cgroup: Cgroup, streams: Streams, ends: Ends) -> Self {
+        Self {
+            cgroup,
+            streams,
+            ends,
+            signals: Vec::new(),
+        }
+    }
+}
+
 fn exhausted(what: &str, error: &io::Error) -> Failure {
     Failure::new(
         SpawnFailure::Exhausted,
@@ -78,6 +89,9 @@ impl Agent {
             Ok(ends) => ends,
             Err(error) => return self.refuse(id, exhausted("the command's streams", &error)),
         };
+        if let Some((stage, cgroup)) = self.fork_warm(&spawn, &ends) {
+            return self.await_warm(id, spawn, stage, Parts::new(cgroup, streams, ends));
+        }
         // The warm interpreter outlives its command, and so does its cgroup.
         let name = if self.warm.as_ref().and_then(Warm::warming) == Some(id) {
             "warm".to_owned()
@@ -88,15 +102,23 @@ impl Agent {
             Ok(cgroup) => cgroup,
             Err(error) => return self.refuse(id, exhausted("the command's cgroup", &error)),
         };
-        let Some(stage) = self.fork_warm(&spawn, &cgroup, &ends) else {
-            let parts = Parts {
-                cgroup,
-                streams,
-                ends,
-                signals: Vec::new(),
-            };
-            return self.start_anew(id, *spawn, parts);
-        };
+        self.start_anew(id, *spawn, Parts::new(cgroup, streams, ends))
+    }
+
+    /// Waits for a process of the warm interpreter to become a command.
+    fn await_warm(
+        &mut self,
+        id: u32,
+        spawn: Box<Spawn>,
+        stage: Stage,
+        parts: Parts,
+    ) -> Result<(), AgentError> {
+        let Parts {
+            cgroup,
+            streams,
+            ends,
+            signals,
+        } = parts;
         self.poll
             .add(&stage, Token::Stage(id), EventFlags::IN | EventFlags::RDHUP)?;
         let starting = Starting {
@@ -105,7 +127,7 @@ impl Agent {
             streams,
             // The command's side is kept in case that it has to be started anew.
             ends,
-            signals: Vec::new(),
+            signals,
             exit: None,
             anew: Some(spawn),
         };
@@ -277,7 +299,11 @@ impl Agent {
             self.inherited_ended(pid);
             match &mut self.warm {
                 Some(warm) if warm.server() == Some(pid) => self.forget_warm(),
-                Some(warm) => warm.ended(pid),
+                Some(warm) => {
+                    let left = warm.ended(pid);
+                    self.leftovers
+                        .extend(left.map(|cgroup| (cgroup, CGROUP_REMOVE_TRIES)));
+                }
                 None => {}
             }
             return Ok(());

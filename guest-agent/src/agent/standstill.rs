@@ -31,8 +31,8 @@ pub(super) enum Standstill {
     },
     /// It stands. The control stream's end means that this is another machine.
     Frozen,
-    /// This is another machine, and it has not been told yet what is new in it.
-    Restored,
+    /// This is another machine, and it has not been told yet what is new in it; it greeted at this time of its own clock.
+    Restored { greeted_ns: u64 },
 }
 
 impl Agent {
@@ -121,25 +121,32 @@ impl Agent {
         // end of what it started.
         self.forget_streams();
         self.generation += 1;
-        self.standstill = Standstill::Restored;
         // The former stream holds the port that the new one is dialled from.
         self.control.replace(self.redial)?;
         self.control_waits_to_write = false;
         let descriptor = self.control.descriptor()?;
         self.poll.add(descriptor, Token::Control, EventFlags::IN)?;
+        let greeted_ns = boottime_ns();
+        self.standstill = Standstill::Restored { greeted_ns };
         Ok(self.control.send(&FromAgent::Restored(Restored {
             version: VERSION,
             noticed_ns,
-            sent_ns: boottime_ns(),
+            sent_ns: greeted_ns,
         }))?)
     }
 
     /// Becomes the new machine, says so, and only then lets anything run.
     pub(super) fn resume(&mut self, resume: &Resume) -> Result<(), AgentError> {
-        if !matches!(self.standstill, Standstill::Restored) {
+        let Standstill::Restored { greeted_ns } = self.standstill else {
             return Ok(());
-        }
-        (self.renew)(resume)?;
+        };
+        // The host has read its clock somewhere between the greeting and now: half of that time ago, for all that is known here.
+        let answered_after_ns = boottime_ns().saturating_sub(greeted_ns);
+        let resume = Resume {
+            realtime_ns: resume.realtime_ns.saturating_add(answered_after_ns / 2),
+            ..resume.clone()
+        };
+        (self.renew)(&resume)?;
         self.control.send(&FromAgent::Resumed)?;
         self.workload.thaw()?;
         self.standstill = Standstill::None;

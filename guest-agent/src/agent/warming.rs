@@ -4,6 +4,7 @@ use std::io;
 
 use protocol::message::{ExitStatus, Spawn, SpawnFailure};
 use rustix::event::epoll::EventFlags;
+use rustix::process::Pid;
 
 use super::{Agent, AgentError};
 use crate::cgroup::Cgroup;
@@ -50,17 +51,41 @@ impl Agent {
 
     /// Has a process of the warm interpreter become this command, if there is one that can. In any trouble the command is
     /// started as others are.
-    pub(super) fn fork_warm(
-        &mut self,
-        spawn: &Spawn,
-        cgroup: &Cgroup,
-        ends: &Ends,
-    ) -> Option<Stage> {
+    pub(super) fn fork_warm(&mut self, spawn: &Spawn, ends: &Ends) -> Option<(Stage, Cgroup)> {
         let warm = self.warm.as_mut()?;
-        let spare = warm.take_spare(spawn)?;
-        // Before it has its order, so that nothing of it runs anywhere else.
-        cgroup.take(spare).ok()?;
-        Stage::warm(spare, warm, spawn, &ends.theirs()).ok()
+        let (spare, cgroup) = warm.take_spare(spawn)?;
+        match Stage::warm(spare, warm, spawn, &ends.theirs()) {
+            Ok(stage) => Some((stage, cgroup)),
+            Err(_) => {
+                self.kill_and_remove(cgroup);
+                None
+            }
+        }
+    }
+
+    /// Keeps a process in reserve that the interpreter offers, in a cgroup of its own: that of the command which it will become.
+    fn keep_spare(&mut self, pid: Pid) {
+        let Some(warm) = &mut self.warm else {
+            return;
+        };
+        if !warm.is_offered(pid) {
+            return;
+        }
+        self.spares = self.spares.wrapping_add(1);
+        let Ok(cgroup) = self.workload.child(&format!("spare-{}", self.spares)) else {
+            return;
+        };
+        match cgroup.take(pid) {
+            Ok(()) => warm.keep_spare(pid, cgroup),
+            // It is gone.
+            Err(_) => self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES)),
+        }
+    }
+
+    fn kill_and_remove(&mut self, cgroup: Cgroup) {
+        // If the cgroup can't be killed it is gone.
+        let _ = cgroup.kill();
+        self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
     }
 
     /// The interpreter has said something, or is gone.
@@ -78,9 +103,7 @@ impl Agent {
                 if let Some(id) = warm.warming() {
                     self.warmed(id)?;
                 }
-                if let Some(warm) = &mut self.warm {
-                    warm.keep_spare(pid);
-                }
+                self.keep_spare(pid);
                 Ok(())
             }
         }
@@ -110,10 +133,8 @@ impl Agent {
 
     /// There is no warm interpreter any more. One that is still a command goes on as one.
     pub(super) fn forget_warm(&mut self) {
-        if let Some(cgroup) = self.warm.take().and_then(Warm::into_cgroup) {
-            // If the cgroup can't be killed it is gone.
-            let _ = cgroup.kill();
-            self.leftovers.push((cgroup, CGROUP_REMOVE_TRIES));
+        for cgroup in self.warm.take().map(Warm::into_cgroups).unwrap_or_default() {
+            self.kill_and_remove(cgroup);
         }
     }
 

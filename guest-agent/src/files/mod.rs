@@ -17,6 +17,7 @@ use protocol::file::{
     FileAnswer, FileDone, FileFailure, FileFailureKind, FileOperation, FileRequest,
 };
 use protocol::frame::{self, FrameError, MAX_FROM_AGENT_BYTES};
+use protocol::message::{MAX_NEW_FILE_BYTES, NewFile};
 use serde::Serialize;
 
 use crate::limits::MAX_PATH_BYTES;
@@ -52,6 +53,21 @@ pub fn serve(stream: &File, request: &FileRequest, prepared: Result<User, Failur
             )),
         ),
     }
+}
+
+/// Writes the file that comes with a command, as the process's user.
+///
+/// # Errors
+/// A sentence.
+pub fn put(file: &NewFile, home: &str) -> Result<(), String> {
+    if file.content.len() > MAX_NEW_FILE_BYTES {
+        return Err(format!(
+            "A file that comes with a command has at most {MAX_NEW_FILE_BYTES} bytes"
+        ));
+    }
+    target(&file.path, home)
+        .and_then(|path| write::put(&path, file.mode, &file.content))
+        .map_err(|failure| failure.message)
 }
 
 /// The answer to a request that no stage takes.

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
+use protocol::content::ContentReader;
 use protocol::file::{
     FileAnswer, FileDone, FileFailure, FileKind, MODE_BITS, TreeItem, TreeNode, time,
 };
@@ -114,7 +115,7 @@ pub(super) fn receive(mut stream: &File, root: &Path) -> Result<FileDone, FileFa
                 folders.push((path, mode, modified_ns));
             }
             TreeNode::File => {
-                let file = write::replace(&path, mode, stream)?;
+                let file = write::replace(&path, mode, ContentReader::new(stream))?;
                 file.set_times(FileTimes::new().set_modified(time(modified_ns)))
                     .map_err(failed("given its time", &path))?;
             }

@@ -110,11 +110,12 @@ class Order:
     def __init__(self, data):
         self.data, self.place = data, 0
         self.addressee = self.number()
-        self.is_terminal, self.has_stdin, self.has_folder = (bool(byte) for byte in self.take(3))
+        self.is_terminal, self.has_stdin, self.has_folder, self.has_file = (bool(byte) for byte in self.take(4))
         self.program = self.text()
         self.arguments = [self.text() for _ in range(self.number())]
         self.variables = {self.text(): self.text() for _ in range(self.number())}
         self.folder = self.text() if self.has_folder else None
+        self.file = (self.text(), self.number(), self.text()) if self.has_file else None
 
     def take(self, count):
         self.place += count
@@ -223,7 +224,7 @@ class Server:
         """Does once, for nothing, what an order will need: pages that are shared with the server are copied now, and not
         when somebody waits."""
         number = (0).to_bytes(4, "little")
-        order = Order(number + bytes(3) + number * 3)
+        order = Order(number + bytes(4) + number * 3)
         environment = self.environment_for(order)
         site_state()
         set_environment(environment)
@@ -242,6 +243,8 @@ class Server:
         environment = self.environment_for(order)
         if site_state() != self.site_state:
             raise Unfit
+        if order.file:
+            write_file(*order.file, environment)
         enter_folder(order.folder, environment)
         connect(order, streams)
         set_environment(environment)
@@ -331,6 +334,23 @@ def connect(order, streams):
         os.dup2(stream, target)
     for stream in set(streams):
         os.close(stream)
+
+
+def write_file(path, mode, content, environment):
+    """The file that comes with a command, as the agent writes it: beside its place first. Why it can't be is explained by the agent's
+    own way to start commands."""
+    path = os.path.join(environment.get(b"HOME", b"/"), path)
+    folder, name = os.path.split(path)
+    if name in (b"", b".", b".."):
+        raise Unfit
+    os.makedirs(folder, exist_ok=True)
+    beside = os.path.join(folder, b".sandvmm-%d" % os.getpid())
+    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    while content:
+        content = content[os.write(file, content) :]
+    os.fchmod(file, mode & 0o7777)
+    os.close(file)
+    os.rename(beside, path)
 
 
 def enter_folder(folder, environment):

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{
-    Configure, ExitStatus, Exited, FromAgent, Spawn, Stdio, StreamHeader, StreamKind, ToAgent,
+    Configure, ExitStatus, Exited, FromAgent, NewFile, Spawn, Stdio, StreamHeader, StreamKind,
+    ToAgent,
 };
 use rustix::process::{Pid, Signal};
 use sandvmm_guest_agent::agent::{Agent, Setup};
@@ -36,6 +37,7 @@ pub(crate) struct Run {
     input: Option<Vec<u8>>,
     folder: Option<String>,
     stdio: Option<Stdio>,
+    sent: Option<(String, String)>,
 }
 
 impl Run {
@@ -47,7 +49,14 @@ impl Run {
             input: None,
             folder: None,
             stdio: None,
+            sent: None,
         }
+    }
+
+    /// A file that comes with the request.
+    pub(crate) fn sent(mut self, name: &str, text: &str) -> Self {
+        self.sent = Some((name.to_owned(), text.to_owned()));
+        self
     }
 
     /// A file in its working folder; one that looks Latin is written in that encoding.
@@ -216,6 +225,12 @@ impl Host {
         let stdin = run.input.is_some();
         let stdio = run.stdio.unwrap_or(Stdio::Pipes { stdin });
         let bytes = |text: &String| text.clone().into_bytes();
+        // The user's home is not the tests' to write to: a whole path is taken as it is.
+        let file = run.sent.as_ref().map(|(name, text)| NewFile {
+            path: work.join(name).into_os_string().into_encoded_bytes(),
+            mode: 0o741,
+            content: text.clone().into_bytes(),
+        });
         let folder = run.folder.clone().map_or(work, PathBuf::from);
         let spawn = Spawn {
             command_id: self.next_id,
@@ -229,6 +244,7 @@ impl Host {
             cwd: Some(folder.into_os_string().into_encoded_bytes()),
             user: Some(own_user()),
             stdio,
+            file,
         };
         let kinds = match stdio {
             Stdio::Terminal(_) => vec![StreamKind::Terminal],

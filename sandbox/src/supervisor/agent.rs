@@ -150,6 +150,11 @@ impl Supervisor {
         if !taken {
             return Err(misbehaved("it said something out of turn"));
         }
+        if self.was_greeted() {
+            for request in std::mem::take(&mut self.early) {
+                self.pass_on(request);
+            }
+        }
         shared.notify();
         self.send_to_agent();
         Ok(())
@@ -159,13 +164,19 @@ impl Supervisor {
     fn greeted(&mut self, state: &mut State, hello: &Hello, now_ns: u64) -> Result<(), Reason> {
         check_version(hello.version)?;
         let entropy = fresh_bytes()?;
+        let hostname = self.hostname.clone();
+        let hostname = hostname.unwrap_or_else(|| DEFAULT_HOSTNAME.to_owned());
+        state.hostname = Some(hostname.clone());
         let configure = ToAgent::Configure(Configure {
             realtime_ns: realtime_ns(),
             entropy,
-            hostname: self.hostname.clone(),
+            hostname,
         });
         self.queue_to_agent(state, &configure);
-        let vcpu_running_ns = state.clocks.vcpu_running.unwrap_or(self.shared.called_ns);
+        let vcpu_running_ns = state
+            .clocks
+            .vcpu_running
+            .unwrap_or_else(|| self.shared.called_ns());
         state.clocks.guest_init = Some(guest_init_ns(now_ns, vcpu_running_ns, hello));
         state.clocks.agent_ready = Some(now_ns);
         state.phase = Phase::Ready;
@@ -189,12 +200,14 @@ impl Supervisor {
         let ([machine_id, boot_id], _) = names.as_chunks::<16>() else {
             return Ok(false);
         };
+        let hostname = self.hostname_of_fork(&fresh_bytes()?);
+        state.hostname = Some(hostname.clone());
         let resume = ToAgent::Resume(Resume {
-            // The last thing that is found out, so that it is as late as can be.
             entropy,
-            hostname: self.hostname_of_fork(&fresh_bytes()?),
+            hostname,
             machine_id: *machine_id,
             boot_id: *boot_id,
+            // The last thing that is found out, so that it is as late as can be.
             realtime_ns: realtime_ns(),
         });
         self.queue_to_agent(state, &resume);
@@ -206,8 +219,8 @@ impl Supervisor {
     /// A name that was chosen is the fork's; the default one gets a suffix, since no two machines of one snapshot
     /// are to be alike.
     fn hostname_of_fork(&self, random: &[u8]) -> String {
-        if self.hostname != DEFAULT_HOSTNAME {
-            return self.hostname.clone();
+        if let Some(chosen) = &self.hostname {
+            return chosen.clone();
         }
         let mut name = format!("{DEFAULT_HOSTNAME}-");
         for byte in random.iter().take(HOSTNAME_SUFFIX_BYTES) {

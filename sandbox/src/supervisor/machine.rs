@@ -88,7 +88,7 @@ impl Supervisor {
         let now_ns = now_ns();
         let mut state = self.shared.lock();
         let process_started_ns =
-            process_started_ns.clamp(self.shared.called_ns, now_ns.max(self.shared.called_ns));
+            process_started_ns.clamp(self.shared.called_ns(), now_ns.max(self.shared.called_ns()));
         let vcpu_running_ns =
             vcpu_running_ns.clamp(process_started_ns, now_ns.max(process_started_ns));
         state

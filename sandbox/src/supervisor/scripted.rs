@@ -76,7 +76,7 @@ impl Scripted {
         let (ours, machine) = ControlSocket::pair()?;
         let limit = Duration::from_secs(3600);
         let deadline = Some((called_ns.saturating_add(nanos(limit)), limit));
-        let hostname = "scripted".to_owned();
+        let hostname = Some("scripted".to_owned());
         Ok(Self {
             supervisor: Supervisor::new(&shared, ours, idle.process, hostname, deadline),
             machine,

@@ -47,15 +47,19 @@ struct Peer {
 
 /// A sandbox whose guest is not ready yet, and its other side.
 fn sandbox(timeout: Option<Duration>) -> (Sandbox, Peer) {
-    sandbox_called("scripted", timeout)
+    sandbox_called(Some("scripted"), timeout)
 }
 
-fn sandbox_called(hostname: &str, timeout: Option<Duration>) -> (Sandbox, Peer) {
+fn sandbox_called(hostname: Option<&str>, timeout: Option<Duration>) -> (Sandbox, Peer) {
     sandbox_telling(hostname, timeout, Events::default())
 }
 
-fn sandbox_telling(hostname: &str, timeout: Option<Duration>, events: Events) -> (Sandbox, Peer) {
-    let hostname = hostname.to_owned();
+fn sandbox_telling(
+    hostname: Option<&str>,
+    timeout: Option<Duration>,
+    events: Events,
+) -> (Sandbox, Peer) {
+    let hostname = hostname.map(str::to_owned);
     let now_ns = now_ns();
     let shared = Arc::new(Shared::new(now_ns, events).unwrap());
     let (socket, machine) = ControlSocket::pair().unwrap();
@@ -78,6 +82,7 @@ fn sandbox_telling(hostname: &str, timeout: Option<Duration>, events: Events) ->
             initrd: "/initrd".into(),
             rootfs: "/rootfs".into(),
         },
+        rootfs: Arc::new(std::fs::File::open("/dev/null").unwrap()),
         cpus: 1,
         memory_mib: 128,
         has_workspace: false,
@@ -390,6 +395,7 @@ fn what_is_asked_for_arrives_as_it_was_said() {
                 .env("K", "1")
                 .env("K", "2")
                 .current_dir("/d")
+                .file("f", 0o755, b"c")
                 .user("0:0")
                 .pty(80, 25)
                 .spawn()
@@ -411,6 +417,11 @@ fn what_is_asked_for_arrives_as_it_was_said() {
             stdio: protocol::message::Stdio::Terminal(protocol::message::TerminalSize {
                 columns: 80,
                 rows: 25
+            }),
+            file: Some(protocol::message::NewFile {
+                path: b"f".to_vec(),
+                mode: 0o755,
+                content: b"c".to_vec(),
             }),
         })
     );

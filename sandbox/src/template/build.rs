@@ -8,8 +8,9 @@ use super::Template;
 use super::check::{Content, Note, digest};
 use super::error::{TemplateError, file};
 use super::manifest::{CopiedFile, InputFile, Inputs};
-use super::save::{Afterwards, save};
-use super::store::Unfinished;
+use super::rehearse::Rehearsal;
+use super::save::{Afterwards, Record, save};
+use super::store::{Shelf, Unfinished};
 use crate::builder::SandboxBuilder;
 use crate::command::{Command, Output};
 use crate::file::{self as files, Role};
@@ -83,7 +84,7 @@ impl TemplateBuilder {
     /// # Errors
     /// See [`TemplateError`]; nothing is left then.
     pub fn build(self) -> Result<Template, TemplateError> {
-        let unfinished = Unfinished::new(&self.name)?;
+        let unfinished = Unfinished::new(Shelf::Templates, &self.name)?;
         let images = self.sandbox.images().map_err(TemplateError::Start)?;
         let (kernel, initramfs, rootfs) = (
             input("kernel", &images.kernel)?,
@@ -122,55 +123,22 @@ impl TemplateBuilder {
             warm: self.warm,
             from_running: false,
         };
-        save(
-            &sandbox,
-            unfinished,
+        let rehearsal = Some(match inputs.warm {
+            Some(_) => Rehearsal::Python,
+            None => Rehearsal::Shell,
+        });
+        let record = Record {
+            rehearsal,
             inputs,
-            !self.secrets.is_empty(),
-            Afterwards::End,
-        )
-    }
-}
-
-impl Sandbox {
-    /// Saves the sandbox as it is, files and memory, as a template of the data folder, and goes on. Programs that run in it are stopped
-    /// while it is saved, and their connections to the host are broken in the forks.
-    ///
-    /// # Errors
-    /// See [`TemplateError`]; the sandbox goes on then too, unless the error says that it has ended.
-    pub fn snapshot(&self, name: &str) -> Result<Template, TemplateError> {
-        let origin = self.origin();
-        if origin.has_workspace {
-            return Err(TemplateError::Workspace);
-        }
-        let unfinished = Unfinished::new(name)?;
-        let inputs = match &origin.template {
-            Some(template) => Inputs {
-                from_running: true,
-                ..template.manifest().inputs.clone()
-            },
-            None => Inputs {
-                kernel: input("kernel", &origin.images.kernel)?,
-                initramfs: input("initramfs", &origin.images.initrd)?,
-                rootfs: input("root image", &origin.images.rootfs)?,
-                cpus: origin.cpus,
-                memory_mib: origin.memory_mib,
-                copies: Vec::new(),
-                commands: Vec::new(),
-                warm: None,
-                from_running: true,
-            },
+            built_with_secrets: !self.secrets.is_empty(),
+            hostname: None,
         };
-        let has_secrets = origin
-            .template
-            .as_ref()
-            .is_some_and(|template| template.manifest().built_with_secrets);
-        save(self, unfinished, inputs, has_secrets, Afterwards::GoOn)
+        save(&sandbox, unfinished, record, Afterwards::End)
     }
 }
 
 /// A file that the template depends on, with its digest.
-fn input(role: &'static str, path: &Path) -> Result<InputFile, TemplateError> {
+pub(super) fn input(role: &'static str, path: &Path) -> Result<InputFile, TemplateError> {
     let path = path.canonicalize().map_err(file("Finding", path))?;
     let opened = files::open(Role::Kernel, &path).map_err(|_| TemplateError::Changed {
         role,

@@ -41,7 +41,7 @@ pub enum TemplateError {
     /// What it was built from is not what it was.
     #[error("The template's {role} {} has changed since it was built, or is gone: build the template anew", path.display())]
     Changed {
-        /// Which: `kernel`, `initramfs`, `root image`, `memory`, `state`.
+        /// Which: `kernel`, `initramfs`, `root image`, `memory`, `state`, `working set`.
         role: &'static str,
         /// Where it was.
         path: PathBuf,
@@ -95,6 +95,12 @@ pub enum TemplateError {
         outcome: Outcome,
         /// The end of what it wrote.
         output: String,
+    },
+    /// A first fork, which is made to find out what forks will need of its memory, did not run.
+    #[error("A first fork of the template did not run: {why}")]
+    Rehearsal {
+        /// Why.
+        why: String,
     },
     /// The guest could not be brought to a stand.
     #[error("The guest could not be stopped to be saved")]

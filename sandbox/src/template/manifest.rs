@@ -117,6 +117,12 @@ pub struct Manifest {
     pub memory_used_bytes: u64,
     /// Everything else of the machine.
     pub state: OwnFile,
+    /// Which pages of the memory a fork writes to at once; of a template that was built, not of a sandbox in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub working_set: Option<OwnFile>,
+    /// The host name of a sandbox that was paused, which it keeps; forks of a template get their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
 }
 
 /// Bytes as hexadecimal digits.

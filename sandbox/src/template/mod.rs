@@ -7,6 +7,7 @@
 //!     manifest.json    what it was built from, by digest, and its own files' digests
 //!     memory           the guest's memory, mapped privately by every fork
 //!     state            everything else of the machine
+//!     working-set      which pages of memory a fork writes to at once
 //!     verified.json    what was compared with the manifest, and when: a note, rewritten at will
 //! ```
 //!
@@ -17,8 +18,11 @@ mod build;
 mod check;
 mod error;
 mod manifest;
+mod pause;
+mod rehearse;
 mod save;
 mod store;
+mod using;
 
 use std::fs::File;
 use std::io::Read;
@@ -29,6 +33,8 @@ use std::sync::Arc;
 pub use build::TemplateBuilder;
 pub use error::TemplateError;
 pub use manifest::{CopiedFile, InputFile, Inputs, Manifest, OwnFile};
+pub use pause::PauseError;
+pub(crate) use using::Saved;
 
 use self::check::{Content, Note};
 use self::error::file;
@@ -43,6 +49,7 @@ use crate::sandbox::Sandbox;
 const MANIFEST: &str = "manifest.json";
 const MEMORY: &str = "memory";
 const STATE: &str = "state";
+const WORKING_SET: &str = "working-set";
 
 /// A template that was found to be whole. Its files stay open, so it serves until it is dropped, even if it is removed.
 #[derive(Debug, Clone)]
@@ -58,6 +65,7 @@ struct Opened {
     manifest: Manifest,
     state: File,
     memory: File,
+    working_set: Option<File>,
     rootfs: File,
 }
 
@@ -66,6 +74,7 @@ struct Opened {
 pub(crate) struct ForkFiles {
     pub(crate) state: OwnedFd,
     pub(crate) memory: OwnedFd,
+    pub(crate) working_set: Option<OwnedFd>,
     pub(crate) rootfs: OwnedFd,
 }
 
@@ -144,6 +153,11 @@ impl Template {
         };
         let state = own("state", STATE, &manifest.state, Content::Whole)?;
         let memory = own("memory", MEMORY, &manifest.memory, Content::Sparse)?;
+        let working_set = manifest
+            .working_set
+            .as_ref()
+            .map(|known| own("working set", WORKING_SET, known, Content::Whole))
+            .transpose()?;
         if !note.is_of_this_boot() {
             check_host(&state, &folder.join(STATE))?;
             note.set_this_boot();
@@ -155,6 +169,7 @@ impl Template {
                 manifest,
                 state,
                 memory,
+                working_set,
                 rootfs,
             }),
             shares_secrets: false,
@@ -203,20 +218,34 @@ impl Template {
                 sentence: TemplateError::Secrets.to_string(),
             });
         }
-        let again = |file: &File| {
-            file.try_clone()
-                .map(OwnedFd::from)
-                .map_err(|source| StartError::System {
-                    action: "Giving a template's file to a fork",
-                    source,
-                })
-        };
+        let opened = &self.opened;
+        let files = ForkFiles::of(&opened.state, &opened.memory, &opened.rootfs)?;
         Ok(ForkFiles {
-            state: again(&self.opened.state)?,
-            memory: again(&self.opened.memory)?,
-            rootfs: again(&self.opened.rootfs)?,
+            working_set: opened.working_set.as_ref().map(again).transpose()?,
+            ..files
         })
     }
+}
+
+impl ForkFiles {
+    /// Descriptors of its own for another fork.
+    fn of(state: &File, memory: &File, rootfs: &File) -> Result<Self, StartError> {
+        Ok(Self {
+            state: again(state)?,
+            memory: again(memory)?,
+            working_set: None,
+            rootfs: again(rootfs)?,
+        })
+    }
+}
+
+fn again(file: &File) -> Result<OwnedFd, StartError> {
+    file.try_clone()
+        .map(OwnedFd::from)
+        .map_err(|source| StartError::System {
+            action: "Giving a saved machine's file to a fork",
+            source,
+        })
 }
 
 fn read_manifest(path: &Path) -> Result<Manifest, TemplateError> {

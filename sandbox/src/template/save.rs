@@ -8,12 +8,14 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use vmm::control::Then;
+use vmm::snapshot::working_set::encode;
 
 use super::check::{Content, digest};
 use super::error::{TemplateError, file};
 use super::manifest::{FORMAT, Inputs, Manifest, OwnFile};
+use super::rehearse::Rehearsal;
 use super::store::Unfinished;
-use super::{MANIFEST, MEMORY, STATE, Template};
+use super::{MANIFEST, MEMORY, STATE, Template, WORKING_SET};
 use crate::error::StartError;
 use crate::host;
 use crate::sandbox::Sandbox;
@@ -30,21 +32,57 @@ pub(super) enum Afterwards {
 /// Permissions of a template's files.
 const READ_ONLY: u32 = 0o444;
 
+/// What is told of a saved machine by whoever has it saved.
+#[derive(Debug)]
+pub(super) struct Record {
+    /// What a first fork runs, for the working set.
+    pub(super) rehearsal: Option<Rehearsal>,
+    pub(super) inputs: Inputs,
+    pub(super) built_with_secrets: bool,
+    /// Of a paused sandbox.
+    pub(super) hostname: Option<String>,
+}
+
+/// A machine's two files.
+#[derive(Debug)]
+pub(super) struct Written {
+    pub(super) state: File,
+    pub(super) memory: File,
+    /// Bytes of memory that are in use.
+    memory_used_bytes: u64,
+}
+
 /// Saves the sandbox into the folder, and gives that its name.
 pub(super) fn save(
     sandbox: &Sandbox,
     unfinished: Unfinished,
-    inputs: Inputs,
-    built_with_secrets: bool,
+    record: Record,
     afterwards: Afterwards,
 ) -> Result<Template, TemplateError> {
     let folder = unfinished.path();
-    let memory = create(&folder.join(MEMORY))?;
-    memory
-        .set_len(u64::from(inputs.memory_mib) << 20)
-        .map_err(file("Sizing", &folder.join(MEMORY)))?;
-    let state = create(&folder.join(STATE))?;
-    let memory_used_bytes = write(sandbox, &inputs, (&state, &memory), afterwards)?;
+    let Written {
+        state,
+        memory,
+        memory_used_bytes,
+    } = write(sandbox, folder, afterwards)?;
+    let Record {
+        rehearsal,
+        inputs,
+        built_with_secrets,
+        hostname,
+    } = record;
+    let working_set = match rehearsal {
+        None => None,
+        Some(rehearsal) => {
+            let path = folder.join(WORKING_SET);
+            let mut opened = create(&path)?;
+            let runs = rehearsal.working_set(sandbox.origin(), (&state, &memory), folder)?;
+            opened
+                .write_all(&encode(&runs))
+                .map_err(file("Writing", &path))?;
+            Some(own_file(&opened, &path, Content::Whole)?)
+        }
+    };
     let manifest = Manifest {
         format: FORMAT,
         sandvmm: env!("CARGO_PKG_VERSION").to_owned(),
@@ -57,6 +95,8 @@ pub(super) fn save(
         memory: own_file(&memory, &folder.join(MEMORY), Content::Sparse)?,
         memory_used_bytes,
         state: own_file(&state, &folder.join(STATE), Content::Whole)?,
+        working_set,
+        hostname,
     };
     let path = folder.join(MANIFEST);
     let text = serde_json::to_vec_pretty(&manifest).map_err(|error| TemplateError::Manifest {
@@ -70,13 +110,18 @@ pub(super) fn save(
     Template::open_folder(&folder, super::check::Note::read(&folder))
 }
 
-/// Brings the guest to a stand and has the machine write itself. Gives the bytes of memory that are in use.
-fn write(
+/// Brings the guest to a stand and has the machine write itself into the folder.
+pub(super) fn write(
     sandbox: &Sandbox,
-    inputs: &Inputs,
-    (state, memory): (&File, &File),
+    folder: &Path,
     afterwards: Afterwards,
-) -> Result<u64, TemplateError> {
+) -> Result<Written, TemplateError> {
+    let memory_mib = sandbox.origin().memory_mib;
+    let memory = create(&folder.join(MEMORY))?;
+    memory
+        .set_len(u64::from(memory_mib) << 20)
+        .map_err(file("Sizing", &folder.join(MEMORY)))?;
+    let state = create(&folder.join(STATE))?;
     let no_kvm = |sentence| TemplateError::Start(StartError::NoKvm { sentence });
     let again = |file: &File| file.try_clone().map(OwnedFd::from);
     let no_descriptor = |source| {
@@ -87,8 +132,8 @@ fn write(
     };
     let descriptors = vec![
         host::open_kvm().map_err(no_kvm)?,
-        again(state).map_err(no_descriptor)?,
-        again(memory).map_err(no_descriptor)?,
+        again(&state).map_err(no_descriptor)?,
+        again(&memory).map_err(no_descriptor)?,
     ];
     let shared = sandbox.shared();
     let then = match afterwards {
@@ -96,7 +141,7 @@ fn write(
         Afterwards::GoOn => Then::Resume,
     };
     shared.freeze(afterwards == Afterwards::End)?;
-    let saved = shared.save(then, descriptors, inputs.memory_mib);
+    let saved = shared.save(then, descriptors, memory_mib);
     match afterwards {
         Afterwards::End => {
             sandbox.end();
@@ -104,7 +149,12 @@ fn write(
         // Also where it was not saved.
         Afterwards::GoOn => shared.thaw()?,
     }
-    Ok(saved?.memory_bytes)
+    let memory_used_bytes = saved?.memory_bytes;
+    Ok(Written {
+        state,
+        memory,
+        memory_used_bytes,
+    })
 }
 
 fn create(path: &Path) -> Result<File, TemplateError> {

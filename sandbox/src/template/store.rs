@@ -1,4 +1,4 @@
-//! Where templates are: a folder each in the data folder's `templates`.
+//! Where saved machines are: a folder each, in the data folder's `templates` or `paused`.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -15,25 +15,49 @@ const MAX_NAME_BYTES: usize = 64;
 /// How the folder of one that is being built begins: no template's name can.
 const UNFINISHED: &str = ".building-";
 
-/// The folder of all templates.
-pub(super) fn root() -> Result<PathBuf, TemplateError> {
-    Ok(images::data_folder()?.join("templates"))
+/// What saved machines are kept for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shelf {
+    /// To be forked, as often as somebody likes.
+    Templates,
+    /// To go on, once.
+    Paused,
+}
+
+impl Shelf {
+    /// The folder of all of its kind.
+    pub(super) fn root(self) -> Result<PathBuf, TemplateError> {
+        Ok(images::data_folder()?.join(match self {
+            Self::Templates => "templates",
+            Self::Paused => "paused",
+        }))
+    }
+
+    /// The folder of one, there or not.
+    pub(super) fn folder(self, name: &str) -> Result<PathBuf, TemplateError> {
+        check_name(name)?;
+        Ok(self.root()?.join(name))
+    }
 }
 
 /// The folder of a template, there or not.
 pub(super) fn folder(name: &str) -> Result<PathBuf, TemplateError> {
+    Shelf::Templates.folder(name)
+}
+
+fn check_name(name: &str) -> Result<(), TemplateError> {
     let mut bytes = name.bytes();
     let is_name = bytes.len() <= MAX_NAME_BYTES
         && bytes
             .next()
             .is_some_and(|byte| byte.is_ascii_alphanumeric())
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-    if !is_name {
-        return Err(TemplateError::Name {
-            name: name.to_owned(),
-        });
+    if is_name {
+        return Ok(());
     }
-    Ok(root()?.join(name))
+    Err(TemplateError::Name {
+        name: name.to_owned(),
+    })
 }
 
 /// The names of all templates, sorted.
@@ -41,7 +65,7 @@ pub(super) fn folder(name: &str) -> Result<PathBuf, TemplateError> {
 /// # Errors
 /// See [`TemplateError`].
 pub(super) fn list() -> Result<Vec<String>, TemplateError> {
-    let root = root()?;
+    let root = Shelf::Templates.root()?;
     let entries = match fs::read_dir(&root) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -67,7 +91,7 @@ pub(super) fn remove(name: &str) -> Result<(), TemplateError> {
         return Err(missing(name)?);
     }
     // Under a name that is none first: nobody opens half a template.
-    let gone = Unfinished::name(&root()?, name);
+    let gone = Unfinished::name(&Shelf::Templates.root()?, name);
     fs::rename(&folder, &gone).map_err(file("Removing", &folder))?;
     fs::remove_dir_all(&gone).map_err(file("Removing", &gone))
 }
@@ -76,7 +100,7 @@ pub(super) fn remove(name: &str) -> Result<(), TemplateError> {
 pub(super) fn missing(name: &str) -> Result<TemplateError, TemplateError> {
     Ok(TemplateError::Missing {
         name: name.to_owned(),
-        folder: root()?,
+        folder: Shelf::Templates.root()?,
     })
 }
 
@@ -96,15 +120,15 @@ impl Unfinished {
     ///
     /// # Errors
     /// [`TemplateError::Exists`], and others.
-    pub(super) fn new(name: &str) -> Result<Self, TemplateError> {
-        let target = folder(name)?;
+    pub(super) fn new(shelf: Shelf, name: &str) -> Result<Self, TemplateError> {
+        let target = shelf.folder(name)?;
         let exists = TemplateError::Exists {
             name: name.to_owned(),
         };
         if target.exists() {
             return Err(exists);
         }
-        let root = root()?;
+        let root = shelf.root()?;
         fs::create_dir_all(&root).map_err(file("Making", &root))?;
         let path = Self::name(&root, name);
         remove_left_behind(&root);
@@ -157,7 +181,7 @@ impl Drop for Unfinished {
 ///
 /// # Errors
 /// Where somebody else has it, and the system's.
-fn lock(folder: &Path) -> std::io::Result<OwnedFd> {
+pub(super) fn lock(folder: &Path) -> std::io::Result<OwnedFd> {
     let opened = OwnedFd::from(fs::File::open(folder)?);
     flock(&opened, FlockOperation::NonBlockingLockExclusive)?;
     Ok(opened)

@@ -16,7 +16,7 @@ impl Folder {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        for name in ["kernel", "initramfs", STATE, MEMORY] {
+        for name in ["kernel", "initramfs", STATE, MEMORY, WORKING_SET] {
             fs::write(path(name), name).unwrap();
         }
         fs::write(path("rootfs"), [7; 512]).unwrap();
@@ -47,6 +47,8 @@ impl Folder {
             memory: own(MEMORY, Content::Sparse),
             memory_used_bytes: 0,
             state: own(STATE, Content::Whole),
+            working_set: Some(own(WORKING_SET, Content::Whole)),
+            hostname: None,
         };
         let made = Self { folder, manifest };
         made.record();
@@ -91,6 +93,7 @@ fn whatever_has_changed_is_named() {
         ("rootfs", "root image"),
         (STATE, "state"),
         (MEMORY, "memory"),
+        (WORKING_SET, "working set"),
     ] {
         let folder = Folder::new();
         folder.open().unwrap();

@@ -26,6 +26,7 @@ pub mod state;
 mod take;
 pub(crate) mod tsc;
 pub mod vcpu;
+pub mod working_set;
 
 pub use take::TakeError;
 pub(crate) use take::{Files, take};

@@ -166,6 +166,7 @@ fn a_message_without_its_descriptors_is_refused() {
         has_console: true,
         disks: Vec::new(),
         check_host: true,
+        has_working_set: false,
     };
     let sentence = refusal(Started::new(&ToMachine::Restore(config), &[kvm.as_fd()]));
     assert!(

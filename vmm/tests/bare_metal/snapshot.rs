@@ -56,6 +56,7 @@ impl Snapshot {
                 has_console: false,
                 disks: Vec::new(),
                 check_host: true,
+                has_working_set: false,
             },
             console: None,
             disks: Vec::new(),

@@ -7,7 +7,11 @@ use crate::{EventKind, Limit};
 
 fn telling(timeout: Option<Duration>) -> (Sandbox, Peer, UnixStream, Receiver<crate::Event>) {
     let (sender, events) = sync_channel(100);
-    let (sandbox, peer) = sandbox_telling("scripted", timeout, Events::new(Some(sender), now_ns()));
+    let (sandbox, peer) = sandbox_telling(
+        Some("scripted"),
+        timeout,
+        Events::new(Some(sender), now_ns()),
+    );
     let agent = greet(&peer);
     (sandbox, peer, agent, events)
 }

@@ -51,7 +51,7 @@ fn a_restored_guest_is_ready_only_when_it_has_taken_what_is_new() {
 #[test]
 fn two_restored_guests_are_told_nothing_alike() {
     let resumes = [(), ()].map(|()| {
-        let (_sandbox, peer) = sandbox_called(DEFAULT_HOSTNAME, None);
+        let (_sandbox, peer) = sandbox_called(None, None);
         let mut agent = peer.dial(port::CONTROL, port::CONTROL);
         say(&mut agent, &restored(protocol::VERSION));
         hear_resume(&mut agent)
@@ -170,4 +170,55 @@ fn an_interpreter_that_stays_is_asked_for_and_its_forks_are_known() {
         warming.join().unwrap()
     });
     assert!(completion.outcome.success() && completion.warm);
+}
+
+/// What a command is asked for with before its guest has greeted.
+fn spawn_early<'scope>(
+    scope: &'scope std::thread::Scope<'scope, '_>,
+    sandbox: &'scope Sandbox,
+    shared: &Shared,
+) -> std::thread::ScopedJoinHandle<'scope, Result<crate::Child, SpawnError>> {
+    let spawning = scope.spawn(|| sandbox.command("early").spawn());
+    // Until it is in the supervisor's hands.
+    let deadline = Instant::now() + SOON;
+    while shared.lock().commands.is_empty() || !shared.lock().requests.is_empty() {
+        assert!(Instant::now() < deadline);
+        std::thread::yield_now();
+    }
+    spawning
+}
+
+#[test]
+fn a_command_that_was_asked_for_early_comes_right_behind_what_is_new() {
+    let (sandbox, peer) = sandbox(None);
+    std::thread::scope(|scope| {
+        let spawning = spawn_early(scope, &sandbox, &peer.shared);
+        let mut agent = peer.dial(port::CONTROL, port::CONTROL);
+        say(&mut agent, &restored(protocol::VERSION));
+
+        hear_resume(&mut agent);
+        // No word of the agent's in between.
+        let ToAgent::Spawn(spawn) = hear(&mut agent) else {
+            panic!("no command came");
+        };
+        let _streams = (peer.accept(), peer.accept());
+        say(&mut agent, &FromAgent::Resumed);
+        let (command_id, warm) = (spawn.command_id, false);
+        say(&mut agent, &FromAgent::Spawned { command_id, warm });
+        spawning.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_machine_that_does_not_start_ends_the_command_and_says_why() {
+    let (sandbox, peer) = sandbox(None);
+    std::thread::scope(|scope| {
+        let spawning = spawn_early(scope, &sandbox, &peer.shared);
+        peer.end(EndReason::StartFailed("No memory".into()), b"");
+
+        let error = spawning.join().unwrap().unwrap_err();
+        assert!(matches!(error, SpawnError::SandboxEnded), "{error:?}");
+    });
+    let error = sandbox.wait_ready().unwrap_err();
+    assert!(matches!(error, StartError::Machine { .. }), "{error:?}");
 }

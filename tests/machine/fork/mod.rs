@@ -1,0 +1,61 @@
+//! Forks: with streams of their own, many at once, from a pool, and put on disk.
+
+mod many;
+mod pause;
+mod pool;
+mod traffic;
+
+use sandvmm::{Command, Outcome, Sandbox, Template};
+
+/// Memory of these machines in MiB.
+const MEMORY_MIB: u32 = 128;
+
+/// A template of the real data folder that goes with the test.
+struct Named(Template);
+
+impl Named {
+    fn of(sandbox: &Sandbox, name: &str) -> Self {
+        let name = format!("test-{name}-{}", std::process::id());
+        Self(sandbox.snapshot(&name).unwrap())
+    }
+
+    fn fork(&self) -> Sandbox {
+        self.0.fork().unwrap()
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let name = self.0.folder().file_name().unwrap().to_str().unwrap();
+        Template::remove(name).unwrap();
+    }
+}
+
+fn machine() -> Sandbox {
+    Sandbox::builder().memory_mib(MEMORY_MIB).start().unwrap()
+}
+
+/// One with a warm interpreter.
+fn warmed(code: &str) -> Sandbox {
+    let sandbox = machine();
+    let output = sandbox.warm_up(code).output().unwrap();
+    assert_eq!(output.completion.outcome, Outcome::Exited(0), "{output:?}");
+    sandbox
+}
+
+fn python(sandbox: &Sandbox, code: &str) -> Command {
+    let mut command = sandbox.command("python3");
+    command.args(["-c", code]);
+    command
+}
+
+/// What a command writes that ends with 0.
+fn text(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert_eq!(output.completion.outcome, Outcome::Exited(0), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn shell(sandbox: &Sandbox, script: &str) -> String {
+    text(sandbox.command("sh").args(["-c", script]))
+}
