@@ -442,6 +442,8 @@ def reseed():
         module._name_sequence, module.tempdir = None, None
     if module := loaded("uuid"):
         module._node, module._last_timestamp = None, None
+        # What libuuid has drawn for its node it keeps where nobody can reach it. There is no network address to ask for.
+        module._generate_time_safe, module._GETTERS = None, []
     if module := loaded("platform"):
         module._uname_cache = None
     if module := loaded("logging"):

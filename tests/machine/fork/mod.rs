@@ -1,8 +1,9 @@
-//! Forks: with streams of their own, many at once, from a pool, and put on disk.
+//! Forks: on time, with streams of their own, many at once, from a pool, and put on disk.
 
 mod many;
 mod pause;
 mod pool;
+mod time;
 mod traffic;
 
 use sandvmm::{Command, Outcome, Sandbox, Template};
