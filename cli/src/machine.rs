@@ -40,6 +40,19 @@ pub(crate) fn with_cell(
 /// What a booting guest's first word is called.
 pub(crate) const GUEST_INIT: &str = "guest init";
 
+/// The files that the user named to boot from, for the message of a boot that failed; `None` where there are none.
+pub(crate) fn named_files(args: &MachineArgs) -> Option<String> {
+    let named: Vec<String> = [
+        ("kernel", &args.kernel),
+        ("initramfs", &args.initrd),
+        ("root image", &args.rootfs),
+    ]
+    .into_iter()
+    .filter_map(|(role, path)| Some(format!("{role} {}", path.as_deref()?.display())))
+    .collect();
+    (!named.is_empty()).then(|| format!("booted with the {}", named.join(", the ")))
+}
+
 /// The phases of a machine's life that end when the named thing is reached, in their order, and when that
 /// was, counted from the user's call. `greeting` is what the guest's first word is called.
 pub(crate) fn phases(

@@ -43,7 +43,10 @@ pub enum StartError {
         source: Option<io::Error>,
     },
     /// A control group was required, and there can be none.
-    #[error("There is no control group for the machine: {why}")]
+    #[error(
+        "There is no control group for the machine: {why}. Run it in a group that is its user's own (under systemd: `systemd-run \
+         --user --scope -p Delegate=yes …`), or do not require one"
+    )]
     NoCgroup {
         /// Why not.
         why: String,

@@ -2,10 +2,9 @@
 //! the table says ([`table`]).
 //!
 //! It runs wherever `/dev/kvm` opens, with hardware virtualization or without. Each case is a test by its name, in a machine of its own,
-//! whose process is this program again, in its cell as in production ([`machine`]). For every case, whatever it does: the process writes nothing to standard error (no panic), its
-//! makes no system call that it may not make, its
-//! memory stays below a bound, its descriptors are as many as before, it does not spin when the guest is idle, and it ends at once when
-//! it is told to.
+//! whose process is this program again, in its cell as in production ([`machine`]). For every case, whatever it does: the process
+//! writes nothing to standard error (no panic), makes no system call that it may not make, its memory stays below a bound, its
+//! descriptors are as many as before, it does not spin when the guest is idle, and it ends at once when it is told to.
 
 #![allow(
     clippy::expect_used,
@@ -21,7 +20,6 @@ mod readme;
 mod streams;
 mod supervisor;
 mod table;
-mod translator;
 
 use std::fs::OpenOptions;
 use std::process::ExitCode;
@@ -31,10 +29,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Set by `cargo xtask test` in the KVM host, which may be an emulated one.
 pub(crate) const IN_KVM_HOST: &str = "SANDVMM_KVM_HOST";
-
-/// How often a case is tried that ended in a triple fault which nothing in it leads to, under QEMU's translator: of a guest whose two
-/// processors leave it without a pause, it ends one of twelve so (QEMU 10.0.2; 10.0.13 none of sixty).
-const TRIES_MAX: u32 = 4;
 
 fn main() -> ExitCode {
     // A machine's process closes its cell, serves, and does not come back.
@@ -71,28 +65,11 @@ fn main() -> ExitCode {
         })
         .with_ignored_flag(!has_kvm),
     ];
-    trials.extend(
-        table::CASES
-            .iter()
-            .map(|case| Trial::test(case.name, || run(case)).with_ignored_flag(!has_kvm)),
-    );
+    trials.extend(table::CASES.iter().map(|case| {
+        Trial::test(case.name, || supervisor::run(case).map_err(Failed::from))
+            .with_ignored_flag(!has_kvm)
+    }));
     libtest_mimic::run(&arguments, trials).exit_code()
-}
-
-/// Runs a case; anew, and says so, where the translator's own fault may have ended it.
-fn run(case: &'static table::Case) -> Result<(), Failed> {
-    let mut tries = 1;
-    loop {
-        match supervisor::run(case) {
-            Err(reason)
-                if reason.contains("TripleFault") && tries < TRIES_MAX && translator::is_here() =>
-            {
-                eprintln!("{}: {reason}; tried again", case.name);
-                tries += 1;
-            }
-            result => return result.map_err(Failed::from),
-        }
-    }
 }
 
 /// Without a case, the guest prints the names of all that it knows.

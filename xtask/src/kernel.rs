@@ -20,6 +20,14 @@ use crate::tool::{self, ToolError};
 const THING: &str = "kernel";
 /// The configuration: every symbol with its reason.
 const CONFIG: &str = include_str!("../../guest-kernel/config");
+/// Changes to the source, in their order, each with its reason: for what no symbol of the configuration turns off.
+const PATCHES: &[&str] = &[
+    include_str!("../../guest-kernel/patches/0001-slub-no-files-in-sysfs-without-debugging.patch"),
+    include_str!("../../guest-kernel/patches/0002-params-no-files-in-sysfs-without-modules.patch"),
+    include_str!(
+        "../../guest-kernel/patches/0003-x86-mm-do-not-ask-for-entries-that-are-not-there.patch"
+    ),
+];
 /// Debian's package of the source.
 const SOURCE_PACKAGE: &str = "linux-source-6.12";
 /// What that package brings.
@@ -32,6 +40,7 @@ const NEEDS: &[Need] = &[
     Need::new("flex", "flex"),
     Need::new("bison", "bison"),
     Need::new("bc", "bc"),
+    Need::new("patch", "patch"),
     Need::new("xz", "xz-utils"),
     Need::new("/usr/include/gelf.h", "libelf-dev"),
     Need::new("/usr/include/stdio.h", "libc6-dev"),
@@ -140,7 +149,7 @@ fn key() -> Result<Key, KernelError> {
         version(Command::new("gcc").arg("--version"))?,
         version(Command::new("ld").arg("--version"))?,
     ];
-    let recipe = [UNUSED_SOURCES, FIXED, GOALS, STRIP].concat();
+    let recipe = [UNUSED_SOURCES, FIXED, GOALS, STRIP, PATCHES].concat();
     inputs.extend(recipe.iter().map(|text| text.as_bytes().to_vec()));
     Ok(Key::of(inputs))
 }
@@ -163,6 +172,7 @@ impl Build<'_> {
     fn run(&self, fragment: &Fragment, progress: &Progress) -> Result<(), KernelError> {
         File::create(self.log).map_err(CacheError::io("create", self.log))?;
         self.unpack(progress)?;
+        self.patch()?;
         self.configure(fragment, progress)?;
         let step = progress.begin("Compiling the kernel");
         self.make(GOALS, &[], Some(&step))?;
@@ -190,6 +200,18 @@ impl Build<'_> {
         .arg("--directory")
         .arg(&self.tree);
         tool::run(&mut tar)?;
+        Ok(())
+    }
+
+    /// Applies [`PATCHES`], none of which may have moved against this source.
+    fn patch(&self) -> Result<(), KernelError> {
+        for patch in PATCHES {
+            let path = self.tree.join("change.patch");
+            fs::write(&path, patch).map_err(CacheError::io("write", &path))?;
+            let mut command = Command::new("patch");
+            command.args(["--strip=1", "--fuzz=0", "--batch", "--forward", "--input"]);
+            tool::run(command.arg(&path).current_dir(&self.tree))?;
+        }
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use sandvmm::cell::Cell;
 use sandvmm::{
     Child, Command, Completion, FileError, Files, Limit, MAX_FILE_BYTES, Outcome, Sandbox,
-    SpawnError, Stdio, Usage, Workspace,
+    SpawnError, StartError, Stdio, Usage, Workspace,
 };
 
 use super::input::Input;
@@ -221,8 +221,7 @@ impl Session {
                 .map_err(|error| Verdict::workspace(&error))?;
             builder = builder.workspace(workspace);
         }
-        let start = |error| Verdict::start(&error);
-        let sandbox = builder.begin().map_err(start)?;
+        let sandbox = builder.begin().map_err(|error| Verdict::start(&error))?;
         // From here on a signal ends it.
         let sandbox = self.shared.sandbox.get_or_init(|| sandbox);
         match self.shared.interruption() {
@@ -235,14 +234,19 @@ impl Session {
     fn wait_ready(&self, sandbox: &Sandbox) -> Result<(), Verdict> {
         sandbox
             .wait_ready()
-            .map_err(|error| Verdict::start(&error))?;
+            .map_err(|error| self.not_ready(&error))?;
         self.shared.interruption().map_or(Ok(()), Err)
+    }
+
+    /// Why the guest is not ready, with the files that it was to boot from.
+    fn not_ready(&self, error: &StartError) -> Verdict {
+        Verdict::start(error).about(machine::named_files(&self.args.machine).as_deref())
     }
 
     /// Why the program does not run: that the machine did not start says more than that it is gone.
     fn not_spawned(&self, sandbox: &Sandbox, error: &SpawnError) -> Verdict {
         match sandbox.wait_ready() {
-            Err(start) => Verdict::start(&start),
+            Err(start) => self.not_ready(&start),
             Ok(()) => Verdict::spawn(error, self.limits()),
         }
     }

@@ -249,6 +249,14 @@ impl Verdict {
         }
     }
 
+    /// The same, with what it may be about added to its sentence.
+    pub(crate) fn about(mut self, what: Option<&str>) -> Self {
+        if let (Some(message), Some(what)) = (&mut self.message, what) {
+            message.push_str(&format!(" ({what})"));
+        }
+        self
+    }
+
     /// The workspace can't be had.
     pub(crate) fn workspace(error: &WorkspaceError) -> Self {
         match error {
