@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use sandvmm::cell::Part;
 
 use crate::quantity::{QuantityError, parse_memory_mib, parse_timeout};
-use crate::run::{Copy, HostFunction};
+use crate::run::{Copy, HostFunction, Publish, parse_publish, parse_rule};
 use crate::template::{parse_copy, parse_secret};
 
 /// Runs that `bench` makes unless told otherwise.
@@ -31,6 +31,8 @@ Examples:
   sandvmm run -i wordcount.py < book.txt   With standard input
   sandvmm run -t -- bash                   At a terminal
   sandvmm run --json --timeout 5s job.py   One JSON object with output, reason, clocks and usage
+  sandvmm run --allow-host pypi.org --allow-host files.pythonhosted.org -- pip install six
+                                           With a network of these two hosts
 
 Exit codes:
   The program's own; 128+N after signal N; 124 time-out; 125 sandvmm's own failure; 126 not executable;
@@ -321,6 +323,9 @@ pub(crate) struct RunArgs {
     /// Let the run have the secrets that its template was built with
     #[arg(long)]
     pub(crate) share_secrets: bool,
+    /// What leaves and enters.
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
     /// The machine.
     #[command(flatten)]
     pub(crate) machine: MachineArgs,
@@ -356,6 +361,28 @@ pub(crate) struct ReplArgs {
     /// The machine.
     #[command(flatten)]
     pub(crate) machine: MachineArgs,
+}
+
+/// What leaves a run and what enters it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Network")]
+pub(crate) struct NetworkArgs {
+    /// Let connections to this host leave, and to no other: a name, *.DOMAIN for all names below it, an address or a range of
+    /// addresses; ports 443 and 80 unless named; may be repeated. Without, nothing leaves
+    #[arg(long, value_name = "HOST[:PORT,...]", value_parser = parse_rule)]
+    pub(crate) allow_host: Vec<String>,
+    /// Let connections to the hosts in this file leave, one a line; may be repeated
+    #[arg(long, value_name = "FILE")]
+    pub(crate) allow_file: Vec<PathBuf>,
+    /// What passes on this port is neither TLS nor HTTP and is not looked into; may be repeated
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) raw_port: Vec<u16>,
+    /// Forward a port of this host, on its loopback unless an address is named, to one of the guest; may be repeated
+    #[arg(long, value_name = "[ADDRESS:]PORT:GUESTPORT", value_parser = parse_publish)]
+    pub(crate) publish: Vec<Publish>,
+    /// Append a line of JSON to this file for each connection that was tried
+    #[arg(long, value_name = "FILE")]
+    pub(crate) egress_log: Option<PathBuf>,
 }
 
 fn copy_parser() -> impl TypedValueParser<Value = Copy> {

@@ -2,6 +2,7 @@
 //! relays, and never for anything else.
 
 mod bridging;
+mod gate;
 mod lifecycle;
 mod standstill;
 mod warming;
@@ -104,6 +105,7 @@ pub struct Agent {
     redial: fn() -> io::Result<OwnedFd>,
     configured: bool,
     standstill: Standstill,
+    gate: gate::Gate,
     /// How often the machine was restored: commands of former ones may still have cgroups of the same id.
     generation: u32,
     /// Commands of former machines that still run.
@@ -143,6 +145,7 @@ impl Agent {
             redial: setup.redial,
             configured: false,
             standstill: Standstill::default(),
+            gate: gate::Gate::default(),
             generation: 0,
             inherited: Vec::new(),
             poll: Poll::new()?,
@@ -265,6 +268,7 @@ impl Agent {
             ToAgent::Freeze { close_streams } => self.freeze(close_streams)?,
             ToAgent::Thaw => self.thaw()?,
             ToAgent::Resume(resume) => self.resume(&resume)?,
+            ToAgent::Gate => self.start_gate()?,
             // A host that knows more words than the agent has another version, which it was told.
             _ => {}
         }

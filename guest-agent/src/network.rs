@@ -11,7 +11,7 @@ const REQUEST_WITH_ACK: u16 = 1 | 4;
 /// `NLMSG_ERROR`: the type of an acknowledgement.
 const NLMSG_ERROR: u16 = 2;
 /// The index of the loopback interface in every network namespace (`LOOPBACK_IFINDEX`).
-const LOOPBACK_INDEX: i32 = 1;
+pub(crate) const LOOPBACK_INDEX: i32 = 1;
 /// `IFF_UP` (`linux/if.h`).
 const IFF_UP: u32 = 1;
 /// Length of `struct nlmsghdr` and of `struct ifinfomsg`.
@@ -23,6 +23,14 @@ const HEADER_BYTES: usize = 16;
 /// # Errors
 /// That of the socket, or the one that the kernel's answer holds.
 pub fn loopback_up() -> io::Result<()> {
+    ask(&link_up_message())
+}
+
+/// Sends one request to the kernel (rtnetlink(7)) and waits for its acknowledgement.
+///
+/// # Errors
+/// That of the socket, or the one that the kernel's answer holds.
+pub(crate) fn ask(message: &[u8]) -> io::Result<()> {
     let socket = rustix::net::socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,
@@ -30,7 +38,7 @@ pub fn loopback_up() -> io::Result<()> {
         // Protocol 0 of this family is NETLINK_ROUTE.
         None,
     )?;
-    rustix::net::send(&socket, &link_up_message(), SendFlags::empty())?;
+    rustix::net::send(&socket, message, SendFlags::empty())?;
     let mut answer = [0; 256];
     let (received, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty())?;
     acknowledgement(answer.get(..received).unwrap_or_default())

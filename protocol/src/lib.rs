@@ -19,6 +19,8 @@
 //! host answers with [`message::ToAgent::Resume`], and only after the agent has applied that and said
 //! [`message::FromAgent::Resumed`] does anything run again.
 //!
+//! **Connections that leave or enter** are the gate's, another process of the guest: see [`gate`].
+//!
 //! Neither side trusts the other's lengths: see [`frame`].
 #![forbid(unsafe_code)]
 
@@ -26,10 +28,11 @@ pub mod call;
 pub mod content;
 pub mod file;
 pub mod frame;
+pub mod gate;
 pub mod message;
 pub mod port;
 
 /// Version of everything in this crate. The agent says its own in [`message::Hello`] and [`message::Restored`]; a host
 /// that reads another one ends the machine, since host and initramfs are built together, and a template is built anew
 /// when either changes.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;

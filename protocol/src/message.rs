@@ -48,6 +48,8 @@ pub enum ToAgent {
     Thaw,
     /// First message to a restored machine.
     Resume(Resume),
+    /// Start the gate ([`crate::gate`]), anew if it runs.
+    Gate,
 }
 
 /// What has to be new in a machine that was restored, so that no two of one snapshot are alike.
@@ -288,8 +290,9 @@ mod tests {
     /// Both sides of a snapshot may be built apart: whoever changes a message on purpose raises [`crate::VERSION`] and
     /// this table.
     #[test]
-    fn the_words_of_a_restore_have_the_bytes_that_version_4_gives_them() {
-        assert_eq!(crate::VERSION, 4);
+    fn the_words_of_a_restore_have_the_bytes_that_version_5_gives_them() {
+        assert_eq!(crate::VERSION, 5);
+        assert_eq!(bytes(&ToAgent::Gate), [9]);
         assert_eq!(
             bytes(&ToAgent::Freeze {
                 close_streams: true

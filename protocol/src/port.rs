@@ -17,5 +17,15 @@ pub const CONTROL: u32 = 1;
 /// Guest port on which the agent takes data streams.
 pub const STREAMS: u32 = 2;
 
+/// Host port of the gate's control stream; the gate dials it from the source port of the same number.
+pub const GATE_CONTROL: u32 = 3;
+
+/// Host port on which the host takes connections that leave, dialled from a port of [`GATE_SOURCES`]; guest port on which
+/// the gate takes those that enter.
+pub const GATE: u32 = 4;
+
+/// Source ports of connections that leave.
+pub const GATE_SOURCES: std::ops::RangeInclusive<u32> = 64..=LAST_PRIVILEGED;
+
 /// The last port that only a privileged process may bind.
 pub const LAST_PRIVILEGED: u32 = 1023;

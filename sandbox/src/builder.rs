@@ -15,6 +15,7 @@ use vmm::snapshot::format::MAX_STATE_BYTES;
 
 use crate::cell::Part;
 use crate::clock::{instant_ns, nanos, now_ns};
+use crate::egress::{Attempt, Decision, EgressOptions, Limits, Record, Resolver};
 use crate::error::StartError;
 use crate::event::{Event, Events};
 use crate::file::{self, Role};
@@ -67,6 +68,7 @@ pub struct SandboxBuilder {
     workspace: Option<Workspace>,
     template: Option<Template>,
     saved: Option<Arc<Saved>>,
+    egress: EgressOptions,
 }
 
 impl SandboxBuilder {
@@ -89,6 +91,7 @@ impl SandboxBuilder {
             workspace: None,
             template: None,
             saved: None,
+            egress: EgressOptions::default(),
         }
     }
 
@@ -245,6 +248,62 @@ impl SandboxBuilder {
         self
     }
 
+    /// Lets connections leave, to this and what else is named: `HOST[:PORT[,PORT]]`, where HOST is a name, `*.DOMAIN` for all
+    /// names below a domain, an address, or a range of addresses; without ports 443 and 80. May be repeated. Default: nothing
+    /// leaves, and the guest has no network at all. `docs/egress.md` has the checks that each connection goes through.
+    #[must_use]
+    pub fn allow_host(mut self, rule: impl Into<String>) -> Self {
+        self.egress.rules.push(rule.into());
+        self
+    }
+
+    /// What passes on this port, to hosts that are allowed on it, is neither TLS nor HTTP and is not looked into. May be repeated.
+    #[must_use]
+    pub fn raw_port(mut self, port: u16) -> Self {
+        self.egress.raw_ports.push(port);
+        self
+    }
+
+    /// Decides on each connection in place of the rules, with its name, port and process, and the rule that would allow it. It is
+    /// called on the connection's thread. The checks of contents and addresses remain. Ports are those of all rules and raw
+    /// ports, and 443 and 80.
+    #[must_use]
+    pub fn decide_egress(
+        mut self,
+        decide: impl Fn(&Attempt, Option<&str>) -> Decision + Send + Sync + 'static,
+    ) -> Self {
+        self.egress.decide = Some(Arc::new(decide));
+        self
+    }
+
+    /// Is told of each attempt when it is over, on a thread of its own.
+    #[must_use]
+    pub fn on_egress(mut self, sink: impl Fn(&Record) + Send + Sync + 'static) -> Self {
+        self.egress.sink = Some(Arc::new(sink));
+        self
+    }
+
+    /// Finds the addresses of names that may leave. Default: the host's own resolver.
+    #[must_use]
+    pub fn egress_resolver(mut self, resolver: impl Resolver + 'static) -> Self {
+        self.egress.resolver = Some(Arc::new(resolver));
+        self
+    }
+
+    /// What the connections may use together. Default: [`Limits::default`].
+    #[must_use]
+    pub fn egress_limits(mut self, limits: Limits) -> Self {
+        self.egress.limits = limits;
+        self
+    }
+
+    /// Whether ports of the guest can be reached, by [`Sandbox::connect`]. Default: no.
+    #[must_use]
+    pub fn ports_in(mut self, are_reached: bool) -> Self {
+        self.egress.ports_in = are_reached;
+        self
+    }
+
     /// Starts the machine and waits until its guest is ready for commands.
     ///
     /// # Errors
@@ -267,12 +326,14 @@ impl SandboxBuilder {
         let now_ns = now_ns();
         let called_ns = self.called_at.map_or(now_ns, instant_ns);
         let events = Events::new(self.events.take(), called_ns);
+        let hostname = self.hostname.as_deref().unwrap_or(DEFAULT_HOSTNAME);
+        let egress = std::mem::take(&mut self.egress).open(hostname, &events)?;
         let (plan, origin) = self.plan(now_ns)?;
         let shared = Shared::new(called_ns, events).map_err(|source| StartError::System {
             action: "Making an event descriptor",
             source,
         })?;
-        let shared = Arc::new(shared);
+        let shared = Arc::new(shared.with_egress(egress));
         let supervised = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("sandvmm".to_owned())

@@ -3,12 +3,13 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use crate::clock::now_ns;
+use crate::egress::Record;
 use crate::limit::Limit;
 use crate::outcome::{ExitStatus, Outcome, Usage};
 
@@ -81,6 +82,8 @@ pub enum EventKind {
         /// Which.
         port: u32,
     },
+    /// A connection that left the guest, or was to, is over.
+    Connection(Box<Record>),
     /// The machine is gone: the last event.
     Ended {
         /// `ended` by its user, `timeout`, `limit` or `crash`.
@@ -169,6 +172,11 @@ impl EventKind {
                 json!({"function": function, "result": result, "wall_us": micros(*wall)}),
             ),
             Self::Denied { port } => ("denied", json!({"port": port})),
+            // Strings and numbers alone can't fail to be JSON.
+            Self::Connection(record) => (
+                "connection",
+                serde_json::to_value(record).unwrap_or_default(),
+            ),
             Self::Ended { reason, message } => {
                 ("ended", json!({"reason": reason, "message": message}))
             }
@@ -193,9 +201,9 @@ fn outcome_parts(outcome: &Outcome) -> (&'static str, Option<i32>) {
     }
 }
 
-/// Where a sandbox's events go.
-#[derive(Debug, Default)]
-pub(crate) struct Events(Mutex<Sink>);
+/// Where a sandbox's events go; clones lead to the same place.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Events(Arc<Mutex<Sink>>);
 
 #[derive(Debug, Default)]
 struct Sink {
@@ -207,11 +215,11 @@ struct Sink {
 
 impl Events {
     pub(crate) fn new(sender: Option<SyncSender<Event>>, called_ns: u64) -> Self {
-        Self(Mutex::new(Sink {
+        Self(Arc::new(Mutex::new(Sink {
             sender,
             called_ns,
             ..Sink::default()
-        }))
+        })))
     }
 
     /// Tells of an event. Nobody waits for a reader: what finds no room is counted.

@@ -3,7 +3,9 @@
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -15,10 +17,12 @@ use crate::builder::SandboxBuilder;
 use crate::calls::{self, CallLimits, HostFunctionError};
 use crate::clock::Clocks;
 use crate::command::Command;
+use crate::egress::EgressHandle;
 use crate::error::{FileError, StartError};
 use crate::files::{Entry, Files};
 use crate::images::Images;
 use crate::outcome::Ended;
+use crate::publish::publish;
 use crate::python::{Python, PythonError};
 use crate::shared::Shared;
 use crate::state::Request;
@@ -210,6 +214,37 @@ impl Sandbox {
     #[must_use]
     pub fn cell(&self) -> Option<crate::cell::Cell> {
         self.shared.lock().cell.clone()
+    }
+
+    /// What leaves the sandbox, to be changed while it runs; `None` where nothing may ([`SandboxBuilder::allow_host`]).
+    #[must_use]
+    pub fn egress(&self) -> Option<EgressHandle> {
+        self.shared.egress.as_ref().map(EgressHandle::new)
+    }
+
+    /// A stream to a port that a program in the guest listens on, on its loopback. Needs [`SandboxBuilder::ports_in`], or a
+    /// sandbox that connections may leave.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` where nobody listens, `NotConnected` where the machine is gone, `Unsupported` where ports are not
+    /// reached.
+    pub fn connect(&self, port: u16) -> io::Result<UnixStream> {
+        if self.shared.egress.is_none() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.shared.connect_inward(port)
+    }
+
+    /// Carries all that connects to `listener` to a port that a program in the guest listens on, until the sandbox ends. Needs
+    /// what [`Self::connect`] does.
+    ///
+    /// # Errors
+    /// `Unsupported` where ports are not reached; when there is no room for a thread.
+    pub fn publish(&self, listener: TcpListener, port: u16) -> io::Result<()> {
+        if self.shared.egress.is_none() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        publish(&self.shared, listener, port)
     }
 
     /// Ends the sandbox at once, from any thread: kills the machine's process and reaps it. What came from

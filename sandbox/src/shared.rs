@@ -15,8 +15,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::calls::Calls;
 use crate::clock::{Clocks, CommandClocks, FirstOutput, nanos};
 use crate::crash::CrashKind;
+use crate::egress::Egress;
 use crate::error::StartError;
-use crate::event::Events;
+use crate::event::{EventKind, Events};
 use crate::freeze::Standstill;
 use crate::limit::Limit;
 use crate::meter::Meter;
@@ -44,6 +45,8 @@ pub(crate) struct Shared {
     pub(crate) calls: Calls,
     /// Where the sandbox's events go.
     pub(crate) events: Events,
+    /// Where connections leave and enter, if they may.
+    pub(crate) egress: Option<Arc<Egress>>,
 }
 
 /// What came of a request to start a command.
@@ -63,6 +66,7 @@ impl Shared {
                 clocks: ClocksNs::default(),
                 cell: None,
                 hostname: None,
+                awaits_gate: false,
                 standstill: Standstill::default(),
                 saving: Saving::default(),
                 commands: HashMap::new(),
@@ -76,6 +80,7 @@ impl Shared {
             first_output: Arc::new(FirstOutput::default()),
             calls: Calls::default(),
             events,
+            egress: None,
         })
     }
 
@@ -95,6 +100,12 @@ impl Shared {
             }
             None => self.lock().over().is_none(),
         }
+    }
+
+    /// With a way out.
+    pub(crate) fn with_egress(mut self, egress: Option<Arc<Egress>>) -> Self {
+        self.egress = egress;
+        self
     }
 
     /// The state. A user's thread that panicked cannot have left it half changed: nothing here panics.
@@ -122,6 +133,13 @@ impl Shared {
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// The guest is ready for commands.
+    pub(crate) fn is_ready(&self, state: &mut State, now_ns: u64) {
+        state.clocks.agent_ready = Some(now_ns);
+        state.phase = Phase::Ready;
+        self.events.emit(EventKind::Ready);
     }
 
     /// Asks for something, while there is a machine.

@@ -30,6 +30,10 @@ pub(crate) enum Request {
     ToAgent(Vec<u8>),
     /// Hand the machine's end of a socket pair over, as a data stream into the guest.
     Connect(OwnedFd),
+    /// Likewise, as a stream to the gate.
+    ConnectGate(OwnedFd),
+    /// The guest has no way out: why.
+    GateFailed(String),
     /// Have the machine write itself into files.
     Save(Then, Vec<OwnedFd>),
     /// Read a stream to its end for nobody.
@@ -120,6 +124,8 @@ pub(crate) struct State {
     pub(crate) cell: Option<jailer::Cell>,
     /// The guest's host name, once it was told.
     pub(crate) hostname: Option<String>,
+    /// Whether the guest is ready but for its gate.
+    pub(crate) awaits_gate: bool,
     pub(crate) standstill: Standstill,
     pub(crate) saving: Saving,
     pub(crate) commands: HashMap<u32, CommandEntry>,

@@ -491,11 +491,13 @@ impl Supervisor {
         // The counter alone: what is asked for is in the queue.
         let _ = rustix::io::read(&self.shared.wake, &mut counter);
         let requests = std::mem::take(&mut self.shared.lock().requests);
-        let was_greeted = self.was_greeted();
+        let takes_requests = self.pass_on_early();
         for request in requests {
             match request {
                 // A restored guest ends all its connections before it greets: a stream would be lost.
-                Request::ToAgent(_) | Request::Connect(_) if !was_greeted => {
+                Request::ToAgent(_) | Request::Connect(_) | Request::ConnectGate(_)
+                    if !takes_requests =>
+                {
                     self.early.push(request);
                 }
                 Request::End => return Err(Reason::Asked),
@@ -506,7 +508,15 @@ impl Supervisor {
                         ANSWER_LIMIT.as_secs()
                     )));
                 }
-                Request::ToAgent(_) | Request::Connect(_) => self.pass_on(request),
+                Request::GateFailed(sentence) => {
+                    // Later it is one program's lie, or the loss of the way out alone.
+                    if matches!(self.shared.lock().phase, Phase::Booting) {
+                        return Err(Reason::NotStarted(StartError::Guest { sentence }));
+                    }
+                }
+                Request::ToAgent(_) | Request::Connect(_) | Request::ConnectGate(_) => {
+                    self.pass_on(request);
+                }
                 Request::Save(then, files) => {
                     self.to_machine
                         .push_back((ToMachine::Snapshot { then }, files));
@@ -526,13 +536,16 @@ impl Supervisor {
                 Some(agent) => agent.queue(&frame),
                 None => self.shared.lock().taken_by_agent(frame.len()),
             },
-            Request::Connect(end) => {
-                let port = port::STREAMS;
-                self.to_machine
-                    .push_back((ToMachine::Connect { port }, vec![end]));
-            }
+            Request::Connect(end) => self.connect(port::STREAMS, end),
+            Request::ConnectGate(end) => self.connect(port::GATE, end),
             _ => {}
         }
+    }
+
+    /// Has the machine open a stream to a port in the guest.
+    fn connect(&mut self, port: u32, end: OwnedFd) {
+        self.to_machine
+            .push_back((ToMachine::Connect { port }, vec![end]));
     }
 
     /// Reads one piece of each stream that nobody wants and that has one; those at their end are closed.

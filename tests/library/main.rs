@@ -8,6 +8,7 @@
 )]
 
 mod calls;
+mod egress;
 mod python;
 
 use std::fs::OpenOptions;
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
         .is_ok();
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(1);
-    let trials = [calls::TESTS, python::TESTS]
+    let trials = [calls::TESTS, egress::TESTS, python::TESTS]
         .concat()
         .into_iter()
         .map(|(name, test)| {

@@ -12,6 +12,7 @@ mod bad_input;
 mod bench;
 mod crash;
 mod doctor;
+mod egress;
 mod environment;
 mod events;
 mod exit_status;

@@ -8,6 +8,7 @@ mod copies;
 mod events;
 mod functions;
 mod input;
+mod network;
 mod plan;
 mod relay;
 mod report;
@@ -19,6 +20,7 @@ mod verdict;
 
 pub(crate) use copies::Copy;
 pub(crate) use functions::HostFunction;
+pub(crate) use network::{Publish, parse_publish, parse_rule};
 pub(crate) use report::Timeline;
 
 use std::ffi::OsString;

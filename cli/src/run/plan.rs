@@ -8,6 +8,8 @@ use crate::args::{Program, RunArgs};
 use crate::environment::{self, EnvironmentError, Variable};
 use crate::terminal;
 
+use super::network::{Network, NetworkError};
+
 /// Python's name in the guest.
 pub(super) const PYTHON: &str = "python3";
 
@@ -23,6 +25,9 @@ pub(crate) enum PlanError {
     /// The variables are wrong.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
+    /// The options of the network are wrong.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     /// `-t` without a terminal.
     #[error("Standard input is not a terminal: leave out -t, or say -i for plain standard input")]
     NoTerminal,
@@ -37,6 +42,8 @@ pub(crate) struct Plan {
     pub(crate) variables: Vec<Variable>,
     /// Whether it gets standard input, unless the script takes all of it.
     pub(crate) has_input: bool,
+    /// What leaves and enters.
+    pub(crate) network: Network,
 }
 
 /// What is run.
@@ -74,6 +81,7 @@ impl Plan {
             target,
             variables,
             has_input: args.interactive,
+            network: Network::new(&args.network)?,
         })
     }
 }

@@ -9,6 +9,7 @@ use sandvmm::cell::Cell;
 use sandvmm::{Clocks, Limit, Usage};
 use serde::Serialize;
 
+use super::network::NetworkReport;
 use super::stream::Captured;
 use super::verdict::{Failure, Reason, Verdict};
 use crate::cell::CellReport;
@@ -38,6 +39,8 @@ pub(crate) struct Report {
     /// The ceilings that were met.
     limits_hit: Vec<Limit>,
     cell: Option<CellReport>,
+    /// What left, where anything may.
+    egress: Option<NetworkReport>,
     /// Which template was forked, if one was.
     template: Option<String>,
     /// Why the machine came to be as it did.
@@ -152,6 +155,7 @@ impl Report {
             usage: usage.into(),
             limits_hit: Vec::new(),
             cell: None,
+            egress: None,
             template: None,
             path_reason: None,
             warm: false,
@@ -169,6 +173,12 @@ impl Report {
         self.template = path.and_then(|path| path.template.clone());
         self.path_reason = path.map(|path| path.why.clone());
         self.warm = warm;
+        self
+    }
+
+    /// Adds what left.
+    pub(crate) fn with_network(mut self, network: Option<NetworkReport>) -> Self {
+        self.egress = network;
         self
     }
 
@@ -252,7 +262,7 @@ mod tests {
                     "bytes_out": 0, "disk_bytes": 0
                 },
                 "limits_hit": [],
-                "cell": null, "template": null, "path_reason": null, "warm": false
+                "cell": null, "egress": null, "template": null, "path_reason": null, "warm": false
             })
         );
         assert_eq!(line.lines().count(), 1);

@@ -181,6 +181,7 @@ impl Session {
             )
             .with_limits(&told.limits_hit)
             .with_path(self.path.get(), told.warm)
+            .with_network(self.plan.network.report(self.shared.sandbox.get()))
             .with_cell(self.shared.sandbox.get().and_then(Sandbox::cell).as_ref())
         })
     }
@@ -221,9 +222,18 @@ impl Session {
                 .map_err(|error| Verdict::workspace(&error))?;
             builder = builder.workspace(workspace);
         }
+        let builder = self
+            .plan
+            .network
+            .apply(builder, self.is_silent())
+            .map_err(|error| system(&error))?;
         let sandbox = builder.begin().map_err(|error| Verdict::start(&error))?;
         // From here on a signal ends it.
         let sandbox = self.shared.sandbox.get_or_init(|| sandbox);
+        self.plan
+            .network
+            .publish(sandbox)
+            .map_err(|error| system(&error))?;
         match self.shared.interruption() {
             Some(verdict) => Err(verdict),
             None => Ok(sandbox),

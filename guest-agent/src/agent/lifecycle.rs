@@ -284,6 +284,7 @@ impl Agent {
     }
 
     pub(super) fn reaped(&mut self, pid: Pid, status: ExitStatus) -> Result<(), AgentError> {
+        self.gate_may_have_ended(pid);
         if let Some(place) = self.file_stages.iter().position(|stage| *stage == pid) {
             self.file_stages.swap_remove(place);
             return Ok(());

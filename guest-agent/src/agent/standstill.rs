@@ -42,6 +42,7 @@ impl Agent {
             let message = "The guest is not in a state in which it could be frozen".to_owned();
             return Ok(self.control.send(&FromAgent::FreezeFailed { message })?);
         }
+        self.stop_gate();
         self.standstill = Standstill::Asked {
             close_streams,
             deadline: Instant::now() + FREEZE_WAIT,
@@ -86,6 +87,7 @@ impl Agent {
         let _ = self.workload.thaw();
         let message = format!("What runs in the guest can't be frozen: {failure}");
         self.control.send(&FromAgent::FreezeFailed { message })?;
+        self.restart_gate()?;
         self.start_complete()
     }
 
@@ -102,6 +104,7 @@ impl Agent {
         self.workload.thaw()?;
         self.standstill = Standstill::None;
         self.control.send(&FromAgent::Thawed)?;
+        self.restart_gate()?;
         self.start_complete()
     }
 
@@ -120,6 +123,7 @@ impl Agent {
         // Streams of the former machine are broken too, whatever they say; and its host will never ask again for the
         // end of what it started.
         self.forget_streams();
+        self.forget_gate();
         self.generation += 1;
         // The former stream holds the port that the new one is dialled from.
         self.control.replace(self.redial)?;

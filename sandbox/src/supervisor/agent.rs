@@ -73,7 +73,22 @@ impl Supervisor {
 
     /// Whether the agent has said a first word on this stream.
     pub(super) fn was_greeted(&self) -> bool {
-        self.resuming || !matches!(self.shared.lock().phase, Phase::Booting)
+        let state = self.shared.lock();
+        self.resuming || state.awaits_gate || !matches!(state.phase, Phase::Booting)
+    }
+
+    /// Hands on what users have asked before, once the guest takes it, and says whether it does: when it was greeted, and where
+    /// there is a way out, when that is there.
+    pub(super) fn pass_on_early(&mut self) -> bool {
+        let has_way_out =
+            self.shared.egress.is_none() || !matches!(self.shared.lock().phase, Phase::Booting);
+        let takes_requests = has_way_out && self.was_greeted();
+        if takes_requests {
+            for request in std::mem::take(&mut self.early) {
+                self.pass_on(request);
+            }
+        }
+        takes_requests
     }
 
     fn agent_says(&mut self, message: FromAgent) -> Result<(), Reason> {
@@ -81,18 +96,24 @@ impl Supervisor {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
         let taken = match message {
-            FromAgent::Hello(hello) if matches!(state.phase, Phase::Booting) && !self.resuming => {
+            FromAgent::Hello(hello)
+                if matches!(state.phase, Phase::Booting)
+                    && !self.resuming
+                    && !state.awaits_gate =>
+            {
                 self.greeted(&mut state, &hello, now_ns)?;
                 true
             }
-            FromAgent::Restored(restored) if matches!(state.phase, Phase::Booting) => {
+            FromAgent::Restored(restored)
+                if matches!(state.phase, Phase::Booting) && !state.awaits_gate =>
+            {
                 self.restored(&mut state, &restored, now_ns)?
             }
             FromAgent::Resumed if self.resuming => {
                 self.resuming = false;
-                state.clocks.agent_ready = Some(now_ns);
-                state.phase = Phase::Ready;
-                shared.events.emit(EventKind::Ready);
+                if !self.ask_for_gate(&mut state) {
+                    shared.is_ready(&mut state, now_ns);
+                }
                 true
             }
             FromAgent::Fatal { message } => {
@@ -150,11 +171,7 @@ impl Supervisor {
         if !taken {
             return Err(misbehaved("it said something out of turn"));
         }
-        if self.was_greeted() {
-            for request in std::mem::take(&mut self.early) {
-                self.pass_on(request);
-            }
-        }
+        self.pass_on_early();
         shared.notify();
         self.send_to_agent();
         Ok(())
@@ -173,15 +190,27 @@ impl Supervisor {
             hostname,
         });
         self.queue_to_agent(state, &configure);
+        let awaits_gate = self.ask_for_gate(state);
         let vcpu_running_ns = state
             .clocks
             .vcpu_running
             .unwrap_or_else(|| self.shared.called_ns());
         state.clocks.guest_init = Some(guest_init_ns(now_ns, vcpu_running_ns, hello));
-        state.clocks.agent_ready = Some(now_ns);
-        state.phase = Phase::Ready;
-        self.shared.events.emit(EventKind::Ready);
+        if !awaits_gate {
+            self.shared.is_ready(state, now_ns);
+        }
         Ok(())
+    }
+
+    /// Has the agent start the gate, where connections may leave or enter. Programs wait for it: the first that runs finds
+    /// its way out.
+    fn ask_for_gate(&mut self, state: &mut State) -> bool {
+        if self.shared.egress.is_none() {
+            return false;
+        }
+        state.awaits_gate = true;
+        self.queue_to_agent(state, &ToAgent::Gate);
+        true
     }
 
     /// A restored guest greets: it is told what must be new in it, and is ready once it has applied that. False if it has

@@ -98,8 +98,8 @@ impl Supervisor {
         state.clocks.vcpu_running.get_or_insert(vcpu_running_ns);
     }
 
-    /// Only the agent's control stream is taken: it comes from a port that the guest's kernel
-    /// gives to a privileged process alone. Until the agent has greeted, its last dial counts: it dials again when it has given
+    /// Only the agent's control stream is taken, and the gate's streams where there is a way out: they come from ports that the
+    /// guest's kernel gives to a privileged process alone. Until the agent has greeted, its last dial counts: it dials again when it has given
     /// one up. Anything else is closed by being dropped.
     fn guest_connected(
         &mut self,
@@ -107,14 +107,35 @@ impl Supervisor {
         guest_port: u32,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), Reason> {
+        let Some(stream) = descriptors.into_iter().next() else {
+            return Ok(());
+        };
+        if let Some(egress) = &self.shared.egress {
+            match (host_port, guest_port) {
+                (port::GATE, from) if port::GATE_SOURCES.contains(&from) => egress.take(stream),
+                (port::GATE_CONTROL, port::GATE_CONTROL) => {
+                    egress.take_control(stream, &self.shared);
+                }
+                _ => return self.agent_connected(host_port, guest_port, stream),
+            }
+            return Ok(());
+        }
+        self.agent_connected(host_port, guest_port, stream)
+    }
+
+    fn agent_connected(
+        &mut self,
+        host_port: u32,
+        guest_port: u32,
+        stream: OwnedFd,
+    ) -> Result<(), Reason> {
         let is_control = host_port == port::CONTROL && guest_port == port::CONTROL;
-        let is_wanted = is_control && (self.agent.is_none() || !self.was_greeted());
         if !is_control {
             self.shared
                 .events
                 .emit(EventKind::Denied { port: host_port });
         }
-        if let (true, Some(stream)) = (is_wanted, descriptors.into_iter().next()) {
+        if is_control && (self.agent.is_none() || !self.was_greeted()) {
             self.agent = Some(ControlStream::new(stream).map_err(|source| {
                 Reason::NotStarted(system("Taking the agent's control stream")(source))
             })?);

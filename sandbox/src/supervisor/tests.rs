@@ -4,6 +4,7 @@
 mod calls;
 mod events;
 mod files;
+mod gate;
 mod python;
 mod restore;
 mod save;
@@ -21,6 +22,7 @@ use vmm::control::{ControlError, EndReason, FromMachine};
 
 use super::*;
 use crate::clock::realtime_ns;
+use crate::egress::EgressOptions;
 use crate::error::SpawnError;
 use crate::event::Events;
 use crate::images::Images;
@@ -59,9 +61,25 @@ fn sandbox_telling(
     timeout: Option<Duration>,
     events: Events,
 ) -> (Sandbox, Peer) {
+    let shared = Shared::new(now_ns(), events).unwrap();
+    sandbox_of(hostname, timeout, shared)
+}
+
+fn sandbox_with(timeout: Option<Duration>, egress: EgressOptions) -> (Sandbox, Peer) {
+    let events = Events::default();
+    let egress = egress.open("scripted", &events).unwrap();
+    let shared = Shared::new(now_ns(), events).unwrap();
+    sandbox_of(Some("scripted"), timeout, shared.with_egress(egress))
+}
+
+fn sandbox_of(
+    hostname: Option<&str>,
+    timeout: Option<Duration>,
+    shared: Shared,
+) -> (Sandbox, Peer) {
     let hostname = hostname.map(str::to_owned);
     let now_ns = now_ns();
-    let shared = Arc::new(Shared::new(now_ns, events).unwrap());
+    let shared = Arc::new(shared);
     let (socket, machine) = ControlSocket::pair().unwrap();
     let (process, stdin) = UnixStream::pair().unwrap();
     let deadline = timeout.map(|timeout| (now_ns + nanos(timeout), timeout));

@@ -1,0 +1,464 @@
+//! One sandbox's way out: takes its streams, decides, connects, carries, and tells what became of each. Bounded in
+//! everything that a guest can ask for.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::audit::{Process, Record, Verdict, as_rule, millis};
+use crate::connect::{self, Resolver, SystemResolver};
+use crate::guard::Guard;
+use crate::policy::{Policy, Target};
+use crate::relay::{Count, End, MAX_HELD_BYTES, relay};
+
+/// How long a guest may take to say where a stream is to go, and its client to say its first words where these are looked
+/// into.
+pub const FIRST_WORDS_LIMIT: Duration = Duration::from_secs(10);
+
+/// Stack of a connection's thread.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Records of attempts above the rate: one in this time, the rest is counted.
+const SUPPRESSED_PERIOD: Duration = Duration::from_secs(1);
+
+/// What a guest may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at one time; one more is refused.
+    pub connections: usize,
+    /// Attempts in a second, over some seconds; one more is refused. Each attempt is a record, so that this bounds them too.
+    pub attempts_per_second: u32,
+    /// Bytes of all connections in both directions together; at the bound all connections end.
+    pub bytes: u64,
+}
+
+impl Default for Limits {
+    /// 256 connections, 100 attempts a second, 64 GiB.
+    fn default() -> Self {
+        Self {
+            connections: 256,
+            attempts_per_second: 100,
+            bytes: 64 << 30,
+        }
+    }
+}
+
+/// A connection that a guest wants to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// Where to.
+    pub target: Target,
+    /// The port.
+    pub port: u16,
+    /// Which process of the guest, as far as the guest says.
+    pub process: Option<Process>,
+}
+
+/// An application's word on one attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// It may be made, within the checks of addresses and contents.
+    Allow,
+    /// It may not; the reason is told in the record.
+    Deny(String),
+}
+
+/// Decides on each attempt; the rule that would allow it comes with it.
+pub type Decide = dyn Fn(&Attempt, Option<&str>) -> Decision + Send + Sync;
+
+/// Is told of each attempt, on the thread of its connection.
+pub type Sink = dyn Fn(&Record) + Send + Sync;
+
+/// What a gateway is made from.
+#[derive(Clone)]
+pub struct Options {
+    /// The sandbox's name, for the records.
+    pub sandbox: String,
+    /// What may leave.
+    pub policy: Policy,
+    /// Decides in place of the policy's rules.
+    pub decide: Option<Arc<Decide>>,
+    /// Finds addresses.
+    pub resolver: Arc<dyn Resolver>,
+    /// What the guest may use.
+    pub limits: Limits,
+    /// Is told of each attempt.
+    pub sink: Option<Arc<Sink>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            sandbox: String::new(),
+            policy: Policy::new(),
+            decide: None,
+            resolver: Arc::new(SystemResolver),
+            limits: Limits::default(),
+            sink: None,
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Options")
+            .field("sandbox", &self.sandbox)
+            .field("policy", &self.policy)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What has left so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Attempts that were carried and are over.
+    pub allowed: u64,
+    /// Attempts that were denied, those above the rate included.
+    pub denied: u64,
+    /// Attempts that the network failed.
+    pub failed: u64,
+    /// Bytes to servers.
+    pub bytes_out: u64,
+    /// Bytes from servers.
+    pub bytes_in: u64,
+}
+
+/// One sandbox's way out. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Gateway(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    options: Options,
+    policy: Mutex<Policy>,
+    connections: AtomicUsize,
+    bytes_left: AtomicU64,
+    rate: Mutex<Rate>,
+    totals: Mutex<Totals>,
+}
+
+/// A bucket of attempts that fills with time.
+#[derive(Debug)]
+struct Rate {
+    attempts: f64,
+    filled_at: Instant,
+    /// When an attempt above the rate was last told of.
+    told_at: Option<Instant>,
+}
+
+/// A connection's place; dropping it gives it back.
+#[derive(Debug)]
+struct Place(Arc<Inner>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Gateway {
+    /// One for a sandbox that has started nothing yet.
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        let attempts = f64::from(options.limits.attempts_per_second) * 2.0;
+        Self(Arc::new(Inner {
+            policy: Mutex::new(options.policy.clone()),
+            connections: AtomicUsize::new(0),
+            bytes_left: AtomicU64::new(options.limits.bytes),
+            rate: Mutex::new(Rate {
+                attempts,
+                filled_at: Instant::now(),
+                told_at: None,
+            }),
+            totals: Mutex::new(Totals::default()),
+            options,
+        }))
+    }
+
+    /// What may leave now.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        lock(&self.0.policy).clone()
+    }
+
+    /// Changes what may leave: it holds for attempts from now on, and not for connections that are.
+    pub fn change(&self, change: impl FnOnce(&mut Policy)) {
+        change(&mut lock(&self.0.policy));
+    }
+
+    /// Whether an application decides on each attempt.
+    #[must_use]
+    pub fn has_decide(&self) -> bool {
+        self.0.options.decide.is_some()
+    }
+
+    /// How many connections there are.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.0.connections.load(Ordering::Relaxed)
+    }
+
+    /// What has left so far.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        *lock(&self.0.totals)
+    }
+
+    /// Takes a stream that the guest has opened and serves it on a thread of its own; never waits. `first_words` reads from it
+    /// where it is to go, within [`FIRST_WORDS_LIMIT`] for each read; `connected` is written to it in front of the server's
+    /// first byte. Above the bounds the stream is closed.
+    pub fn take<F>(&self, stream: UnixStream, first_words: F, connected: &'static [u8])
+    where
+        F: FnOnce(&mut UnixStream) -> io::Result<Attempt> + Send + 'static,
+    {
+        let taken = self.0.connections.fetch_add(1, Ordering::Relaxed);
+        let place = Place(Arc::clone(&self.0));
+        if taken >= self.0.options.limits.connections {
+            lock(&self.0.totals).denied += 1;
+            return;
+        }
+        let gateway = self.clone();
+        // Where the system has no thread the closed stream is the refusal.
+        let _ = thread::Builder::new()
+            .name("egress".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                let _place = place;
+                let mut stream = stream;
+                let attempt = stream
+                    .set_read_timeout(Some(FIRST_WORDS_LIMIT))
+                    .and_then(|()| first_words(&mut stream));
+                if let Ok(attempt) = attempt {
+                    gateway.serve(&attempt, &mut stream, connected);
+                }
+            });
+    }
+
+    /// Takes note of an attempt that the guest's own side has refused.
+    pub fn refused(&self, attempt: &Attempt) {
+        let record = self.record(attempt);
+        if self.is_above_rate(&record) {
+            return;
+        }
+        self.tell(&self.not_allowed(record, attempt));
+    }
+
+    fn record(&self, attempt: &Attempt) -> Record {
+        let mut record = Record::new(&self.0.options.sandbox, &attempt.target, attempt.port);
+        record.process.clone_from(&attempt.process);
+        record
+    }
+
+    fn not_allowed(&self, record: Record, attempt: &Attempt) -> Record {
+        let rule = as_rule(&attempt.target, attempt.port);
+        record.because(
+            Verdict::Denied,
+            &format!("not allowed; add --allow-host {rule}"),
+        )
+    }
+
+    /// One attempt from its first word to its record.
+    fn serve(&self, attempt: &Attempt, stream: &mut UnixStream, connected: &[u8]) {
+        let began_at = Instant::now();
+        let mut record = self.record(attempt);
+        if self.is_above_rate(&record) {
+            return;
+        }
+        record = match self.decide(attempt) {
+            Ok((policy, rule)) => {
+                record.rule = rule;
+                self.carry(attempt, &policy, stream, connected, record)
+            }
+            Err(None) => self.not_allowed(record, attempt),
+            Err(Some(reason)) => record.because(Verdict::Denied, &reason),
+        };
+        record.duration_ms = millis(began_at.elapsed());
+        self.tell(&record);
+    }
+
+    /// The policy as it is at this moment and the rule that allows the attempt; or why it is denied, if not for want of a
+    /// rule.
+    fn decide(&self, attempt: &Attempt) -> Result<(Policy, Option<String>), Option<String>> {
+        let policy = self.policy();
+        let rule = policy
+            .rule_for(&attempt.target, attempt.port)
+            .map(ToString::to_string);
+        match &self.0.options.decide {
+            None if rule.is_none() => Err(None),
+            None => Ok((policy, rule)),
+            Some(decide) => match decide(attempt, rule.as_deref()) {
+                Decision::Allow => Ok((policy, rule)),
+                Decision::Deny(reason) => Err(Some(reason)),
+            },
+        }
+    }
+
+    fn carry(
+        &self,
+        attempt: &Attempt,
+        policy: &Policy,
+        stream: &mut UnixStream,
+        connected: &[u8],
+        mut record: Record,
+    ) -> Record {
+        let mut guard = Guard::new(&attempt.target, attempt.port, policy.is_raw(attempt.port));
+        let first = match first_words(stream, &mut guard) {
+            Ok(first) => first,
+            Err(First::Refused(reason)) => return record.because(Verdict::Denied, &reason),
+            Err(First::Silent(reason)) => return record.because(Verdict::Failed, reason),
+        };
+        let opened = connect::open(
+            &attempt.target,
+            attempt.port,
+            policy,
+            &*self.0.options.resolver,
+        );
+        let server = match opened {
+            Ok(server) => server,
+            Err(error) => {
+                let verdict = if error.is_denial() {
+                    Verdict::Denied
+                } else {
+                    Verdict::Failed
+                };
+                return record.because(verdict, &error.to_string());
+            }
+        };
+        record.address = server.peer_addr().ok().map(|address| address.ip());
+        let mut count = Count::new(&self.0.bytes_left);
+        count.out = first.0.len() as u64;
+        let end = if count.take(first.0.len()) {
+            carry_between(stream, &server, connected, &mut guard, first, &mut count)
+        } else {
+            Ok(End::Budget)
+        };
+        record.bytes_out = count.out;
+        record.bytes_in = count.inward;
+        record.verdict = Verdict::Allowed;
+        match end {
+            Ok(End::Closed) => record,
+            Ok(End::Refused(error)) => record.because(Verdict::Denied, &error.to_string()),
+            Ok(End::Idle) => record.because(Verdict::Failed, "nothing moved for an hour"),
+            Ok(End::Budget) => record.because(Verdict::Denied, "the sandbox's bytes are used up"),
+            Err(error) => record.because(Verdict::Failed, &error.to_string()),
+        }
+    }
+
+    /// Whether there were too many attempts just now. Of those one a second is told.
+    fn is_above_rate(&self, record: &Record) -> bool {
+        let now = Instant::now();
+        let per_second = f64::from(self.0.options.limits.attempts_per_second);
+        let mut rate = lock(&self.0.rate);
+        let passed = now.saturating_duration_since(rate.filled_at).as_secs_f64();
+        rate.filled_at = now;
+        rate.attempts = (rate.attempts + passed * per_second).min(per_second * 2.0);
+        if rate.attempts >= 1.0 {
+            rate.attempts -= 1.0;
+            return false;
+        }
+        let is_told = rate
+            .told_at
+            .is_some_and(|at| now.saturating_duration_since(at) < SUPPRESSED_PERIOD);
+        if is_told {
+            lock(&self.0.totals).denied += 1;
+        } else {
+            rate.told_at = Some(now);
+            drop(rate);
+            let reason = format!(
+                "more than {per_second} attempts a second; further ones are counted and not told"
+            );
+            self.tell(&record.clone().because(Verdict::Denied, &reason));
+        }
+        true
+    }
+
+    fn tell(&self, record: &Record) {
+        let mut totals = lock(&self.0.totals);
+        match record.verdict {
+            Verdict::Allowed => totals.allowed += 1,
+            Verdict::Denied => totals.denied += 1,
+            Verdict::Failed => totals.failed += 1,
+        }
+        totals.bytes_out += record.bytes_out;
+        totals.bytes_in += record.bytes_in;
+        drop(totals);
+        if let Some(sink) = &self.0.options.sink {
+            sink(record);
+        }
+    }
+}
+
+/// Tells the guest that it is connected, and carries.
+fn carry_between(
+    stream: &mut UnixStream,
+    server: &TcpStream,
+    connected: &[u8],
+    guard: &mut Guard,
+    first: (Vec<u8>, usize),
+    count: &mut Count<'_>,
+) -> io::Result<End> {
+    stream.write_all(connected)?;
+    stream.set_nonblocking(true)?;
+    server.set_nonblocking(true)?;
+    relay(stream.as_fd(), server.as_fd(), guard, first, count)
+}
+
+/// Why there are no first words that may pass.
+#[derive(Debug)]
+enum First {
+    Refused(String),
+    Silent(&'static str),
+}
+
+/// Reads what the client says until some of it may pass: all of it, and how much may.
+fn first_words(stream: &mut UnixStream, guard: &mut Guard) -> Result<(Vec<u8>, usize), First> {
+    if !guard.waits_for_client() {
+        return Ok((Vec::new(), 0));
+    }
+    let deadline = Instant::now() + FIRST_WORDS_LIMIT;
+    let mut held = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || held.len() >= MAX_HELD_BYTES {
+            return Err(First::Silent(
+                "the client did not say its first words in time",
+            ));
+        }
+        if stream.set_read_timeout(Some(left)).is_err() {
+            return Err(First::Silent("the guest's stream is gone"));
+        }
+        match stream.read(&mut chunk) {
+            Ok(0) => return Err(First::Silent("the client closed without its first words")),
+            Ok(count) => held.extend_from_slice(chunk.get(..count).unwrap_or_default()),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                ) => {}
+            Err(_) => return Err(First::Silent("the guest's stream is gone")),
+        }
+        match guard.client(&held) {
+            Ok(0) => {}
+            Ok(passed) => return Ok((held, passed)),
+            Err(error) => return Err(First::Refused(error.to_string())),
+        }
+    }
+}
+
+/// A panic while it was held has left a number or a policy, each of them whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[path = "gateway_tests.rs"]
+mod tests;

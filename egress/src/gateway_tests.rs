@@ -1,0 +1,280 @@
+//! Gateways with real sockets on this machine's loopback, which the policies of these tests name.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, TcpListener};
+use std::sync::mpsc::{Receiver, channel};
+
+use super::*;
+use crate::name::HostName;
+
+const CONNECTED: &[u8] = b"+";
+
+/// Every name is this machine.
+struct Loopback;
+
+impl Resolver for Loopback {
+    fn resolve(&self, _: &HostName) -> io::Result<Vec<IpAddr>> {
+        Ok(vec!["127.0.0.1".parse().unwrap()])
+    }
+}
+
+struct Rig {
+    gateway: Gateway,
+    records: Receiver<Record>,
+    listener: TcpListener,
+    port: u16,
+}
+
+impl Rig {
+    /// One whose policy allows `a.example` on a port where this test listens.
+    fn new(is_raw: bool, change: impl FnOnce(&mut Options)) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut policy = Policy::new();
+        policy.allow(format!("a.example:{port}").parse().unwrap());
+        policy.allow(format!("127.0.0.1:{port}").parse().unwrap());
+        if is_raw {
+            policy.raw_port(port);
+        }
+        let (sender, records) = channel();
+        let mut options = Options {
+            sandbox: "test".to_owned(),
+            policy,
+            resolver: Arc::new(Loopback),
+            sink: Some(Arc::new(move |record: &Record| {
+                let _ = sender.send(record.clone());
+            })),
+            ..Options::default()
+        };
+        change(&mut options);
+        Self {
+            gateway: Gateway::new(options),
+            records,
+            listener,
+            port,
+        }
+    }
+
+    fn attempt(&self, host: &str) -> Attempt {
+        Attempt {
+            target: match host.parse() {
+                Ok(address) => Target::Address(address),
+                Err(_) => Target::Name(HostName::parse(host).unwrap()),
+            },
+            port: self.port,
+            process: Some(Process::new(7, "curl")),
+        }
+    }
+
+    fn open(&self, host: &str) -> UnixStream {
+        let (client, guest) = UnixStream::pair().unwrap();
+        let attempt = self.attempt(host);
+        self.gateway.take(guest, move |_| Ok(attempt), CONNECTED);
+        client
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        client
+    }
+
+    fn record(&self) -> Record {
+        self.records.recv_timeout(Duration::from_secs(20)).unwrap()
+    }
+}
+
+fn rest(mut stream: &UnixStream) -> Vec<u8> {
+    let mut rest = Vec::new();
+    // A reset says the same as an end.
+    let _ = stream.read_to_end(&mut rest);
+    rest
+}
+
+#[test]
+fn an_allowed_connection_is_carried_and_told() {
+    let rig = Rig::new(false, |_| {});
+    let mut client = rig.open("a.example");
+    let request = format!("GET / HTTP/1.1\r\nHost: a.example:{}\r\n\r\n", rig.port);
+    client.write_all(request.as_bytes()).unwrap();
+    let (mut server, _) = rig.listener.accept().unwrap();
+    let mut received = vec![0; request.len()];
+    server.read_exact(&mut received).unwrap();
+    server.write_all(b"answer").unwrap();
+    drop(server);
+
+    assert_eq!(rest(&client), b"+answer");
+    drop(client);
+    let record = rig.record();
+    assert_eq!(received, request.as_bytes());
+    assert_eq!(record.verdict, Verdict::Allowed);
+    assert_eq!(record.rule, Some(format!("a.example:{}", rig.port)));
+    assert_eq!(record.address, Some("127.0.0.1".parse().unwrap()));
+    assert_eq!(
+        (record.bytes_out, record.bytes_in),
+        (request.len() as u64, 6)
+    );
+    assert_eq!(record.process, Some(Process::new(7, "curl")));
+    assert_eq!(rig.gateway.totals().allowed, 1);
+}
+
+#[test]
+fn what_is_not_allowed_is_closed_at_once_and_nothing_is_resolved() {
+    struct Never;
+    impl Resolver for Never {
+        fn resolve(&self, _: &HostName) -> io::Result<Vec<IpAddr>> {
+            panic!("a name left that was not allowed");
+        }
+    }
+    let rig = Rig::new(false, |options| options.resolver = Arc::new(Never));
+    for host in [
+        "b.example",
+        "aa.example",
+        "secret-bytes.a.example",
+        "127.0.0.2",
+        "169.254.169.254",
+        "::1",
+    ] {
+        let client = rig.open(host);
+        assert_eq!(rest(&client), b"", "{host}");
+        let record = rig.record();
+        assert_eq!(
+            (record.verdict, record.host.as_str()),
+            (Verdict::Denied, host)
+        );
+        assert!(
+            record.line().contains("not allowed; add --allow-host"),
+            "{}",
+            record.line()
+        );
+    }
+}
+
+#[test]
+fn words_for_another_host_never_reach_the_server() {
+    let rig = Rig::new(false, |_| {});
+    let port = rig.port;
+    for words in [
+        "GET / HTTP/1.1\r\nHost: b.example\r\n\r\n".to_owned(),
+        format!("CONNECT a.example:{port} HTTP/1.1\r\nHost: a.example\r\n\r\n"),
+        "SSH-2.0-x\r\n\r\n".to_owned(),
+    ] {
+        let mut client = rig.open("a.example");
+        client.write_all(words.as_bytes()).unwrap();
+        assert_eq!(rest(&client), b"", "{words}");
+        assert_eq!(rig.record().verdict, Verdict::Denied, "{words}");
+    }
+    rig.listener.set_nonblocking(true).unwrap();
+    rig.listener.accept().unwrap_err();
+}
+
+#[test]
+fn a_raw_port_carries_anything_and_the_server_may_speak_first() {
+    let rig = Rig::new(true, |_| {});
+    let client = rig.open("a.example");
+    let (mut server, _) = rig.listener.accept().unwrap();
+    server.write_all(b"220 hello\r\n").unwrap();
+    drop(server);
+    assert_eq!(rest(&client), b"+220 hello\r\n");
+}
+
+#[test]
+fn the_policy_changes_while_it_runs() {
+    let rig = Rig::new(true, |_| {});
+    let rule = format!("b.example:{}", rig.port);
+    assert_eq!(rest(&rig.open("b.example")), b"");
+    rig.gateway.change(|policy| {
+        policy.allow(rule.parse().unwrap());
+    });
+    let client = rig.open("b.example");
+    drop(rig.listener.accept().unwrap());
+    assert_eq!(rest(&client), b"+");
+    rig.gateway.change(|policy| {
+        policy.forbid(&rule.parse().unwrap());
+    });
+    assert_eq!(rest(&rig.open("b.example")), b"");
+}
+
+#[test]
+fn an_application_decides_with_name_port_and_process() {
+    let rig = Rig::new(true, |options| {
+        options.decide = Some(Arc::new(|attempt, rule| {
+            let is_curl = attempt
+                .process
+                .as_ref()
+                .is_some_and(|process| process.name == "curl");
+            if is_curl && attempt.target.to_string() == "c.example" && rule.is_none() {
+                Decision::Allow
+            } else {
+                Decision::Deny("only curl, only c.example".to_owned())
+            }
+        }));
+    });
+    let client = rig.open("c.example");
+    drop(rig.listener.accept().unwrap());
+    assert_eq!(rest(&client), b"+");
+    drop(client);
+    assert_eq!(rig.record().verdict, Verdict::Allowed);
+    assert_eq!(rest(&rig.open("a.example")), b"");
+    assert_eq!(rig.record().reason.unwrap(), "only curl, only c.example");
+}
+
+#[test]
+fn connections_at_one_time_are_bounded_and_places_come_back() {
+    let rig = Rig::new(true, |options| options.limits.connections = 3);
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        let mut client = rig.open("a.example");
+        let mut byte = [0];
+        client.read_exact(&mut byte).unwrap();
+        clients.push((client, rig.listener.accept().unwrap().0));
+    }
+    assert_eq!(rest(&rig.open("a.example")), b"");
+    clients.pop();
+    rig.record();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut byte = [0];
+    // The place is given back a moment after the record.
+    while rig.open("a.example").read_exact(&mut byte).is_err() {
+        assert!(Instant::now() < deadline);
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn attempts_in_a_second_are_bounded_and_told_once() {
+    let rig = Rig::new(true, |options| options.limits.attempts_per_second = 5);
+    for _ in 0..200 {
+        rig.gateway.refused(&rig.attempt("b.example"));
+    }
+    let told = rig.records.try_iter().count();
+    assert!((11..30).contains(&told), "{told}");
+    assert_eq!(rig.gateway.totals().denied, 200);
+}
+
+#[test]
+fn a_client_that_says_nothing_is_not_waited_for_for_ever() {
+    let rig = Rig::new(false, |_| {});
+    let client = rig.open("a.example");
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(rest(&client), b"");
+    let record = rig.record();
+    assert_eq!(record.verdict, Verdict::Failed);
+    assert_eq!(record.address, None);
+}
+
+#[test]
+fn the_bytes_of_all_connections_are_bounded_together() {
+    let rig = Rig::new(true, |options| options.limits.bytes = 100_000);
+    let mut client = rig.open("a.example");
+    let (server, _) = rig.listener.accept().unwrap();
+    let reader = thread::spawn(move || {
+        let mut received = Vec::new();
+        let mut server = server;
+        let _ = server.read_to_end(&mut received);
+        received.len()
+    });
+    let _ = client.write_all(&vec![0; 1_000_000]);
+    assert!(reader.join().unwrap() <= 100_000);
+    assert_eq!(
+        rig.record().reason.unwrap(),
+        "the sandbox's bytes are used up"
+    );
+}

@@ -1,0 +1,104 @@
+//! The words of the *gate*, the process in the guest through which connections leave and enter.
+//!
+//! The agent starts it when the host says [`crate::message::ToAgent::Gate`]. It dials [`crate::port::GATE_CONTROL`] on the
+//! host once; the host sends [`Rules`] there, at once and after each change, and the gate [`FromGate`]. For each connection
+//! of a program it dials [`crate::port::GATE`] and says [`Open`]; the host answers with [`CONNECTED`] and carries from then
+//! on, or closes the stream. To reach a port in the guest the host dials [`crate::port::GATE`] there and says [`Inward`],
+//! which is answered likewise.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// Largest frame of this module but [`Rules`], in bytes.
+pub const MAX_GATE_FRAME_BYTES: usize = 4 << 10;
+
+/// Most connections of a gate at one time, in both directions together; one more is reset.
+pub const MAX_GATE_CONNECTIONS: usize = 256;
+
+/// What is written in front of a connection's first byte.
+pub const CONNECTED: u8 = 1;
+
+/// What the gate says on its control stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum FromGate {
+    /// The rules hold: programs may run.
+    Ready,
+    /// There is no way out in this guest.
+    Failed {
+        /// A sentence for the user.
+        message: String,
+    },
+    /// A program has tried to connect to what no rule allows, and was refused.
+    Refused(Open),
+}
+
+/// A connection that a program wants to make; first frame of its stream.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Open {
+    /// Where to.
+    pub target: Target,
+    /// The port.
+    pub port: u16,
+    /// Which process it is, if that was found out.
+    pub process: Option<Process>,
+}
+
+/// Where a connection is to go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Target {
+    /// A host name, in lower case and without a dot at its end.
+    Name(String),
+    /// A literal address.
+    Address(IpAddr),
+}
+
+/// A process of the guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Its name (`/proc/PID/comm`).
+    pub name: String,
+}
+
+/// A port of the guest's loopback that the host wants to reach; first frame of its stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inward {
+    /// The port.
+    pub port: u16,
+}
+
+/// What may leave, as far as the gate has to know it to refuse the rest at once. The host checks each connection itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rules {
+    /// Hosts.
+    pub names: Vec<NameRule>,
+    /// Literal addresses.
+    pub addresses: Vec<AddressRule>,
+    /// Ports of every host: the host decides on each connection.
+    pub every: Vec<u16>,
+}
+
+/// Hosts that are allowed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NameRule {
+    /// A host, or the domain that hosts are below.
+    pub name: String,
+    /// Whether it is the domain.
+    pub below: bool,
+    /// On these ports.
+    pub ports: Vec<u16>,
+}
+
+/// Addresses that are allowed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AddressRule {
+    /// The first.
+    pub address: IpAddr,
+    /// How many bits all of them share with it.
+    pub prefix_bits: u8,
+    /// On these ports.
+    pub ports: Vec<u16>,
+}

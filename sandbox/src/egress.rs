@@ -1,0 +1,358 @@
+//! What leaves a sandbox, and what enters it: the host's side of the gate.
+//!
+//! The supervisor's thread hands the gate's streams over and waits for none of them: each is served by a thread of the
+//! gateway, and the gate's control stream by one here.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub use egress::audit::{Process, Record, Verdict};
+pub use egress::connect::{Resolver, SystemResolver};
+pub use egress::gateway::{Attempt, Decision, Limits, Totals};
+use egress::gateway::{Decide, Gateway, Options, Sink};
+pub use egress::name::HostName;
+use egress::policy::{DEFAULT_PORTS, MAX_RULES, Pattern, Policy};
+pub use egress::policy::{Rule, RuleError, Target};
+use protocol::frame::{self, FrameError, MAX_TO_AGENT_BYTES};
+use protocol::gate::{
+    AddressRule, CONNECTED, FromGate, Inward, MAX_GATE_FRAME_BYTES, NameRule, Open, Rules,
+};
+
+use crate::error::StartError;
+use crate::event::{EventKind, Events};
+use crate::shared::Shared;
+use crate::state::{Phase, Request};
+use crate::text::one_line;
+
+/// How long the gate may take to read its rules; one that takes longer was stopped or taken over.
+const RULES_LIMIT: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether all is told.
+const SETTLE_PERIOD: Duration = Duration::from_millis(1);
+
+/// How long a port of the guest may take to answer.
+const INWARD_LIMIT: Duration = Duration::from_secs(10);
+
+/// What a builder was told of connections.
+#[derive(Clone, Default)]
+pub(crate) struct EgressOptions {
+    pub(crate) rules: Vec<String>,
+    pub(crate) raw_ports: Vec<u16>,
+    pub(crate) decide: Option<Arc<Decide>>,
+    pub(crate) sink: Option<Arc<Sink>>,
+    pub(crate) resolver: Option<Arc<dyn Resolver>>,
+    pub(crate) limits: Limits,
+    pub(crate) ports_in: bool,
+}
+
+impl fmt::Debug for EgressOptions {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("EgressOptions")
+            .field("rules", &self.rules)
+            .field("raw_ports", &self.raw_ports)
+            .field("limits", &self.limits)
+            .field("ports_in", &self.ports_in)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EgressOptions {
+    /// The gate's host side, where anything may leave or enter.
+    pub(crate) fn open(
+        self,
+        sandbox: &str,
+        events: &Events,
+    ) -> Result<Option<Arc<Egress>>, StartError> {
+        if self.rules.is_empty() && self.decide.is_none() && !self.ports_in {
+            return Ok(None);
+        }
+        let mut policy = Policy::new();
+        for text in self.rules {
+            let rule = text
+                .parse()
+                .map_err(|error: RuleError| StartError::InvalidOption {
+                    sentence: error.to_string(),
+                })?;
+            if !policy.allow(rule) {
+                return Err(StartError::InvalidOption {
+                    sentence: format!("More than {MAX_RULES} hosts are allowed"),
+                });
+            }
+        }
+        for port in self.raw_ports {
+            policy.raw_port(port);
+        }
+        let (events, sink) = (events.clone(), self.sink);
+        let tell = move |record: &Record| {
+            events.emit(EventKind::Connection(Box::new(record.clone())));
+            if let Some(sink) = &sink {
+                sink(record);
+            }
+        };
+        let system = || Arc::new(SystemResolver) as Arc<dyn Resolver>;
+        Ok(Some(Egress::new(Options {
+            sandbox: sandbox.to_owned(),
+            policy,
+            decide: self.decide,
+            resolver: self.resolver.unwrap_or_else(system),
+            limits: self.limits,
+            sink: Some(Arc::new(tell)),
+        })))
+    }
+}
+
+/// One sandbox's gate.
+#[derive(Debug)]
+pub(crate) struct Egress {
+    gateway: Gateway,
+    /// Where its rules are written to.
+    control: Mutex<Option<UnixStream>>,
+    /// Threads that listen to it.
+    listening: AtomicUsize,
+}
+
+/// What leaves a sandbox: can be changed while it runs.
+#[derive(Debug, Clone)]
+pub struct EgressHandle(Arc<Egress>);
+
+impl EgressHandle {
+    pub(crate) fn new(egress: &Arc<Egress>) -> Self {
+        Self(Arc::clone(egress))
+    }
+
+    /// Allows one thing more, as [`crate::SandboxBuilder::allow_host`] does. Holds for connections from now on; a program that
+    /// asked for the name's address before asks again within five seconds.
+    ///
+    /// # Errors
+    /// See [`RuleError`]; nothing is changed.
+    pub fn allow_host(&self, rule: &str) -> Result<(), RuleError> {
+        let rule = rule.parse()?;
+        self.0.change(|policy| {
+            policy.allow(rule);
+        });
+        Ok(())
+    }
+
+    /// Allows one thing less: the one that was allowed in these words. Connections that are stay.
+    ///
+    /// # Errors
+    /// See [`RuleError`]; nothing is changed.
+    pub fn forbid_host(&self, rule: &str) -> Result<(), RuleError> {
+        let rule = rule.parse()?;
+        self.0.change(|policy| {
+            policy.forbid(&rule);
+        });
+        Ok(())
+    }
+
+    /// What is allowed now.
+    #[must_use]
+    pub fn rules(&self) -> Vec<String> {
+        let policy = self.0.gateway.policy();
+        policy.rules().iter().map(ToString::to_string).collect()
+    }
+
+    /// Waits, at most for `limit`, until all is told of a sandbox that has ended.
+    pub fn settle(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let is_busy =
+            || self.0.gateway.connections() > 0 || self.0.listening.load(Ordering::Relaxed) > 0;
+        while is_busy() && Instant::now() < deadline {
+            thread::sleep(SETTLE_PERIOD);
+        }
+    }
+
+    /// What has left so far.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        self.0.gateway.totals()
+    }
+}
+
+impl Egress {
+    fn new(options: Options) -> Arc<Self> {
+        Arc::new(Self {
+            gateway: Gateway::new(options),
+            control: Mutex::new(None),
+            listening: AtomicUsize::new(0),
+        })
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Policy)) {
+        // The gate first hears of what the host already does.
+        self.gateway.change(change);
+        self.send_rules();
+    }
+
+    /// A gate that does not take them has ended, or will be ended with its machine; the host's rules hold in any case.
+    fn send_rules(&self) {
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stream) = control.as_mut()
+            && frame::write(stream, &self.rules(), MAX_TO_AGENT_BYTES).is_err()
+        {
+            *control = None;
+        }
+    }
+
+    /// What the gate has to know.
+    fn rules(&self) -> Rules {
+        let policy = self.gateway.policy();
+        let mut rules = Rules::default();
+        for rule in policy.rules() {
+            let ports = rule.ports().to_vec();
+            match rule.pattern() {
+                Pattern::Name(name) => rules.names.push(NameRule {
+                    name: name.to_string(),
+                    below: false,
+                    ports,
+                }),
+                Pattern::Below(domain) => rules.names.push(NameRule {
+                    name: domain.to_string(),
+                    below: true,
+                    ports,
+                }),
+                Pattern::Range(range) => rules.addresses.push(AddressRule {
+                    address: range.network(),
+                    prefix_bits: range.prefix_len(),
+                    ports,
+                }),
+                // A kind of rule that this library does not know is the host's to decide on.
+                _ => {}
+            }
+        }
+        if self.gateway.has_decide() {
+            let named = policy.rules().iter().flat_map(|rule| rule.ports());
+            rules.every = DEFAULT_PORTS
+                .iter()
+                .chain(policy.raw_ports())
+                .chain(named)
+                .copied()
+                .collect();
+            rules.every.sort_unstable();
+            rules.every.dedup();
+        }
+        rules
+    }
+
+    /// Takes a connection that a program wants to make.
+    pub(crate) fn take(&self, stream: OwnedFd) {
+        let first_words = |stream: &mut UnixStream| {
+            let open: Open = frame::read(stream, MAX_GATE_FRAME_BYTES).map_err(io::Error::other)?;
+            attempt(open).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        };
+        self.gateway.take(stream.into(), first_words, &[CONNECTED]);
+    }
+
+    /// Takes the gate's control stream, in place of a former one: tells it the rules, and listens on a thread of its own.
+    pub(crate) fn take_control(self: &Arc<Self>, stream: OwnedFd, shared: &Arc<Shared>) {
+        let stream = UnixStream::from(stream);
+        let (Ok(mut words), Ok(())) = (
+            stream.try_clone(),
+            stream.set_write_timeout(Some(RULES_LIMIT)),
+        ) else {
+            return;
+        };
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(former) = control.replace(stream) {
+            // Its thread ends with it: there is one, however often a guest dials.
+            let _ = former.shutdown(Shutdown::Both);
+        }
+        drop(control);
+        let (egress, shared) = (Arc::clone(self), Arc::clone(shared));
+        // Without a thread the guest is not ready in time, which says it.
+        self.listening.fetch_add(1, Ordering::Relaxed);
+        let started = thread::Builder::new()
+            .name("gate".to_owned())
+            .spawn(move || {
+                egress.send_rules();
+                while let Ok(word) = frame::read(&mut words, MAX_GATE_FRAME_BYTES) {
+                    egress.gate_says(word, &shared);
+                }
+                egress.listening.fetch_sub(1, Ordering::Relaxed);
+            });
+        if started.is_err() {
+            self.listening.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn gate_says(&self, word: FromGate, shared: &Shared) {
+        match word {
+            FromGate::Ready => shared.gate_is_ready(),
+            FromGate::Failed { message } => shared.gate_failed(one_line(message.as_bytes())),
+            FromGate::Refused(open) => {
+                if let Some(attempt) = attempt(open) {
+                    self.gateway.refused(&attempt);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What the gate says, checked; `None` where it names neither a host nor an address.
+fn attempt(open: Open) -> Option<Attempt> {
+    let target = match open.target {
+        protocol::gate::Target::Name(name) => Target::Name(HostName::parse(&name).ok()?),
+        protocol::gate::Target::Address(address) => Target::Address(address.to_canonical()),
+    };
+    Some(Attempt {
+        target,
+        port: open.port,
+        process: open
+            .process
+            .map(|process| Process::new(process.pid, &process.name)),
+    })
+}
+
+impl Shared {
+    /// The gate's rules hold: what waited for them runs.
+    fn gate_is_ready(&self) {
+        let mut state = self.lock();
+        if state.awaits_gate && matches!(state.phase, Phase::Booting) {
+            state.awaits_gate = false;
+            self.is_ready(&mut state, crate::clock::now_ns());
+            drop(state);
+            self.notify();
+            // Its deadline is another one now.
+            self.wake();
+        }
+    }
+
+    fn gate_failed(&self, sentence: String) {
+        // Refused only when the machine is gone already.
+        let _ = self.request(Request::GateFailed(sentence));
+    }
+
+    /// A stream to a port of the guest's loopback.
+    pub(crate) fn connect_inward(&self, port: u16) -> io::Result<UnixStream> {
+        let (mut ours, theirs) = UnixStream::pair()?;
+        self.request(Request::ConnectGate(theirs.into()))
+            .map_err(|_| io::Error::from(io::ErrorKind::NotConnected))?;
+        ours.set_read_timeout(Some(INWARD_LIMIT))?;
+        frame::write(&mut ours, &Inward { port }, MAX_GATE_FRAME_BYTES).map_err(
+            |error| match error {
+                FrameError::Stream(error) => error,
+                other => io::Error::other(other),
+            },
+        )?;
+        let mut word = [0];
+        match ours.read_exact(&mut word) {
+            Ok(()) if word == [CONNECTED] => {}
+            Ok(()) => return Err(io::ErrorKind::InvalidData.into()),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                return Err(io::ErrorKind::ConnectionRefused.into());
+            }
+            Err(error) => return Err(error),
+        }
+        ours.set_read_timeout(None)?;
+        Ok(ours)
+    }
+}

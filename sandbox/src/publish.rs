@@ -1,0 +1,96 @@
+//! Ports of the host that lead to ports of the guest.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use egress::guard::Guard;
+use egress::policy::Target;
+use egress::relay::{Count, relay};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::shared::Shared;
+
+/// Most connections to one published port at a time; one more is closed. The gate in the guest has a bound of its own.
+const MAX_CONNECTIONS: usize = 256;
+
+/// How often it is looked whether the machine is gone.
+const LOOK_PERIOD: Duration = Duration::from_millis(200);
+
+/// Stack of a connection's thread.
+const STACK_BYTES: usize = 256 << 10;
+
+/// A published port.
+#[derive(Debug)]
+struct Published {
+    shared: Arc<Shared>,
+    port: u16,
+    connections: AtomicUsize,
+}
+
+/// Carries what comes to `listener` to a port of the guest, until the machine is gone.
+pub(crate) fn publish(shared: &Arc<Shared>, listener: TcpListener, port: u16) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let published = Arc::new(Published {
+        shared: Arc::clone(shared),
+        port,
+        connections: AtomicUsize::new(0),
+    });
+    thread::Builder::new()
+        .name("publish".to_owned())
+        .spawn(move || published.serve(&listener))?;
+    Ok(())
+}
+
+impl Published {
+    fn serve(self: &Arc<Self>, listener: &TcpListener) {
+        let period = Timespec::try_from(LOOK_PERIOD).ok();
+        while self.shared.lock().over().is_none() {
+            let mut row = [PollFd::new(listener, PollFlags::IN)];
+            // An interruption is a look.
+            let _ = poll(&mut row, period.as_ref());
+            let Ok((stream, _)) = listener.accept() else {
+                continue;
+            };
+            let taken = self.connections.fetch_add(1, Ordering::Relaxed);
+            let published = Arc::clone(self);
+            let work = move || {
+                if taken < MAX_CONNECTIONS {
+                    // A port where nobody listens closes the connection.
+                    let _ = published.carry(&stream);
+                }
+                drop(stream);
+                published.connections.fetch_sub(1, Ordering::Relaxed);
+            };
+            let started = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
+            if started.is_err() {
+                self.connections.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn carry(&self, outside: &TcpStream) -> io::Result<()> {
+        let guest = self.shared.connect_inward(self.port)?;
+        guest.set_nonblocking(true)?;
+        outside.set_nonblocking(true)?;
+        outside.set_nodelay(true)?;
+        let address = outside.peer_addr()?.ip();
+        let mut guard = Guard::new(&Target::Address(address), self.port, true);
+        let unbounded = AtomicU64::new(u64::MAX);
+        let mut count = Count::new(&unbounded);
+        let nothing = (Vec::new(), 0);
+        // Who dials is the client: the host's side of the published port.
+        relay(
+            outside.as_fd(),
+            guest.as_fd(),
+            &mut guard,
+            nothing,
+            &mut count,
+        )?;
+        Ok(())
+    }
+}

@@ -1,0 +1,518 @@
+//! What leaves a machine and what enters it, in a network of the test's own: real programs in real guests, real servers.
+//!
+//! The network lies in namespaces that the test makes: the KVM host's own is not touched.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const NETWORK: &str = include_str!("egress/network.sh");
+const SERVERS: &str = include_str!("egress/servers.py");
+
+/// MiB that go each way, unless the variable says otherwise: the processor may be emulated.
+const BULK_MIB: &str = "64";
+const BULK_VARIABLE: &str = "SANDVMM_EGRESS_BULK_MIB";
+
+/// Connections of a flood, likewise.
+const FLOOD: &str = "1500";
+const FLOOD_VARIABLE: &str = "SANDVMM_EGRESS_FLOOD";
+
+/// A network, and what has been done in it.
+struct Network(TempDir);
+
+impl Network {
+    fn new(programs: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in [("network.sh", NETWORK), ("servers.py", SERVERS)]
+            .iter()
+            .chain(programs)
+        {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Runs a shell command in it, in the folder.
+    fn run(&self, command: &str) -> Output {
+        let output = Command::new("timeout")
+            .args(["--signal=KILL", "900", "unshare", "--net", "--mount", "sh"])
+            .arg(self.path("network.sh"))
+            .arg(self.0.path())
+            .args(["sh", "-c", command])
+            .output()
+            .unwrap();
+        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+        output
+    }
+
+    /// Host and path of all requests that reached a server.
+    fn received(&self) -> BTreeSet<String> {
+        let text = fs::read_to_string(self.path("received")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// All attempts on record.
+    fn records(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.path("log")).unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_program_reaches_what_was_named_and_the_rest_is_refused_at_once() {
+    let network = Network::new(&[("reach.py", include_str!("egress/reach.py"))]);
+
+    let output = network.run(
+        "exec sandvmm run --cold --timeout 200s --egress-log log --upload server.pem:server.pem --allow-host allowed.example \
+         --allow-host '*.allowed.example' --allow-host six.example --allow-host allowed.example:5432 --raw-port 5432 reach.py",
+    );
+
+    assert_eq!(
+        text(&output.stdout),
+        "hello from allowed.example\nhello from allowed.example\nhello from allowed.example.\nhello from www.allowed.example\n\
+         hello from six.example\nhello from a.b.allowed.example\nTrue True\nb'ready\\n'\nb'HELLO\\n'\nb'ready\\n'\nb'HELLO\\n'\n\
+         ('ECONNREFUSED', True)\n('ECONNREFUSED', True)\n('ECONNREFUSED', True)\n('ECONNREFUSED', True)\n"
+    );
+    let stderr = text(&output.stderr);
+    for line in [
+        "sandvmm: denied: denied.example:443 (not allowed; add --allow-host denied.example)\n",
+        "sandvmm: denied: allowed.example:8443 (not allowed; add --allow-host allowed.example:8443)\n",
+        "sandvmm: denied: 93.184.216.34:443 (not allowed; add --allow-host 93.184.216.34)\n",
+    ] {
+        assert_eq!(stderr.matches(line).count(), 1, "{line}\n{stderr}");
+    }
+    assert_eq!(output.status.code(), Some(0));
+    let allowed: Vec<Value> = network
+        .records()
+        .into_iter()
+        .filter(|record| record["verdict"] == "allowed")
+        .collect();
+    assert_eq!(allowed.len(), 8, "{allowed:?}");
+    for record in allowed {
+        assert_eq!(record["process"]["name"], "python3");
+        assert!(record["bytes_in"].as_u64().unwrap() > 0);
+        assert!(record["rule"].is_string() && record["address"].is_string());
+    }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn without_a_rule_there_is_no_network_and_nothing_of_it_runs() {
+    let program = "import errno, os, socket
+names = [open(f'/proc/{n}/cmdline').read() for n in os.listdir('/proc') if n.isdigit()]
+print([name for name in names if 'gate' in name], open('/proc/net/route').read().count('\\n'))
+for attempt in (lambda: socket.getaddrinfo('allowed.example', 80), lambda: socket.create_connection(('1.1.1.1', 80))):
+    try:
+        attempt()
+    except OSError as error:
+        print(type(error).__name__, error.errno in (errno.ENETUNREACH, socket.EAI_AGAIN))
+";
+    let network = Network::new(&[("nothing.py", program)]);
+
+    let output = network.run("exec sandvmm run --cold --json --timeout 100s nothing.py");
+
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(object["stdout"], "[] 1\ngaierror True\nOSError True\n");
+    assert_eq!(object["egress"], Value::Null);
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_fork_of_a_template_has_its_own_way_out() {
+    let program = "import urllib.request
+print(urllib.request.urlopen('http://allowed.example/', timeout=60).read().decode().strip())
+";
+    let network = Network::new(&[("get.py", program)]);
+
+    let output = network.run(
+        "sandvmm template build egress-test --force >&2
+         sandvmm run --template egress-test --timeout 100s --allow-host allowed.example get.py
+         sandvmm run --template egress-test --timeout 100s get.py 2>&1 | tail -n 1
+         sandvmm template rm egress-test",
+    );
+
+    let stdout = text(&output.stdout);
+    assert!(
+        stdout.starts_with("hello from allowed.example\n"),
+        "{stdout}"
+    );
+    assert!(
+        stdout.contains("URLError") && stdout.lines().count() == 2,
+        "{stdout}"
+    );
+}
+
+/// What is tried, whether the program is answered, and what is on record: host, port, and words of the reason.
+const ATTACKS: &[(&str, &str, &str, u16, &str)] = &[
+    (
+        "a name that nobody named",
+        "",
+        "other.example",
+        80,
+        "not allowed; add --allow-host other.example",
+    ),
+    (
+        "a name that begins as an allowed one",
+        "",
+        "allowed.example.other.example",
+        80,
+        "not allowed",
+    ),
+    (
+        "a name that ends as an allowed one",
+        "",
+        "notallowed.example",
+        80,
+        "not allowed",
+    ),
+    (
+        "a port that nobody named",
+        "",
+        "allowed.example",
+        8080,
+        "not allowed; add --allow-host allowed.example:8080",
+    ),
+    (
+        "the allowed host by its address",
+        "",
+        "93.184.216.34",
+        80,
+        "not allowed",
+    ),
+    (
+        "the metadata service",
+        "",
+        "169.254.169.254",
+        80,
+        "not allowed",
+    ),
+    (
+        "the metadata service as a number",
+        "",
+        "169.254.169.254",
+        80,
+        "not allowed",
+    ),
+    (
+        "the metadata service in octal",
+        "",
+        "169.254.169.254",
+        80,
+        "not allowed",
+    ),
+    (
+        "the metadata service, mapped",
+        "",
+        "169.254.169.254",
+        80,
+        "not allowed",
+    ),
+    ("the metadata service over IPv6", "", "", 0, ""),
+    ("a private address", "", "10.7.7.7", 80, "not allowed"),
+    ("the guest's own loopback, short", "", "", 0, ""),
+    ("the guest's own loopback, hexadecimal", "", "", 0, ""),
+    (
+        "an allowed name for a private address",
+        "",
+        "inside.example",
+        80,
+        "10.7.7.7, which is private",
+    ),
+    (
+        "an allowed name for a public and a private address",
+        "",
+        "mixed.example",
+        80,
+        "10.7.7.7, which is private",
+    ),
+    (
+        "an allowed name for the host's loopback",
+        "",
+        "loop.example",
+        80,
+        "127.0.0.1, which is loopback",
+    ),
+    (
+        "an allowed name for the metadata service",
+        "",
+        "metadata.example",
+        80,
+        "169.254.169.254, which is link-local",
+    ),
+    (
+        "a redirect to the metadata service",
+        "",
+        "169.254.169.254",
+        80,
+        "not allowed",
+    ),
+    (
+        "TLS for another name",
+        "",
+        "allowed.example",
+        443,
+        "another SNI",
+    ),
+    (
+        "TLS for another name at the same address",
+        "",
+        "allowed.example",
+        443,
+        "names 'shared.example'",
+    ),
+    ("TLS without a name", "", "allowed.example", 443, "no SNI"),
+    ("no TLS on its port", "", "allowed.example", 443, "not TLS"),
+    ("SSH on TLS's port", "", "allowed.example", 443, "not TLS"),
+    (
+        "SSH on HTTP's port",
+        "",
+        "allowed.example",
+        80,
+        "not HTTP/1",
+    ),
+    (
+        "another Host",
+        "",
+        "allowed.example",
+        80,
+        "another Host: the request is for 'shared.example'",
+    ),
+    ("no Host", "", "allowed.example", 80, "0 Host fields"),
+    ("two Hosts", "", "allowed.example", 80, "2 Host fields"),
+    (
+        "a URI for another host",
+        "",
+        "allowed.example",
+        80,
+        "another Host",
+    ),
+    ("CONNECT", "", "allowed.example", 80, "CONNECT"),
+    (
+        "another Host on the second request",
+        "",
+        "allowed.example",
+        80,
+        "another Host",
+    ),
+    (
+        "a length beside chunks",
+        "",
+        "allowed.example",
+        80,
+        "Content-Length beside Transfer-Encoding",
+    ),
+    (
+        "two lengths",
+        "",
+        "allowed.example",
+        80,
+        "more than one Content-Length",
+    ),
+    (
+        "a line end that is none",
+        "",
+        "allowed.example",
+        80,
+        "a control character",
+    ),
+    (
+        "a bare line feed",
+        "",
+        "allowed.example",
+        80,
+        "a line that does not end in CRLF",
+    ),
+    ("another protocol", "", "allowed.example", 80, "Upgrade"),
+    ("HTTP/2", "", "allowed.example", 80, "not HTTP/1"),
+    ("a name server of its own, UDP", "", "", 0, ""),
+    (
+        "a name server of its own, TCP",
+        "",
+        "8.8.8.8",
+        53,
+        "not allowed",
+    ),
+    ("QUIC", "", "", 0, ""),
+    ("what is allowed", "answered", "", 0, ""),
+];
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn each_attack_is_denied_and_recorded() {
+    let network = Network::new(&[("attacks.py", include_str!("egress/attacks.py"))]);
+
+    let output = network.run(
+        "exec sandvmm run --cold --json --timeout 500s --egress-log log --allow-host allowed.example --allow-host inside.example \
+         --allow-host mixed.example --allow-host loop.example --allow-host metadata.example attacks.py",
+    );
+
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ends = object["stdout"].as_str().unwrap();
+    let records = network.records();
+    for (name, end, host, port, reason) in ATTACKS {
+        let line = ends
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name}: ")))
+            .unwrap_or_else(|| panic!("{name} was not tried: {object}"));
+        assert_eq!(line == "answered", *end == "answered", "{name}: {line}");
+        assert_ne!(line, "TimeoutError", "{name}");
+        if !host.is_empty() {
+            let is_this = |record: &&Value| {
+                record["host"] == *host
+                    && record["port"] == *port
+                    && record["verdict"] == "denied"
+                    && record["reason"].as_str().unwrap().contains(reason)
+            };
+            assert!(
+                records.iter().any(|record| is_this(&record)),
+                "{name}: {records:#?}"
+            );
+            let listed = object["egress"]["refused"].as_array().unwrap();
+            assert!(
+                listed
+                    .iter()
+                    .any(|one| one["reason"].as_str().unwrap().contains(reason)),
+                "{name}: {listed:?}"
+            );
+        }
+    }
+    // Questions are answered, with no record, and are nowhere on record.
+    assert_eq!(ends.matches("a question of type").count(), 9, "{ends}");
+    assert!(
+        !ends
+            .lines()
+            .any(|line| line.starts_with("a question") && line.ends_with("answered")),
+        "{ends}"
+    );
+    assert!(
+        !records
+            .iter()
+            .any(|record| record.to_string().contains("attacker"))
+    );
+    assert_eq!(
+        network.received(),
+        BTreeSet::from([
+            "allowed.example /attack".to_owned(),
+            "allowed.example /first".to_owned(),
+            "allowed.example /redirect".to_owned(),
+        ])
+    );
+    assert!(object["egress"]["bytes_out"].as_u64().unwrap() > 0);
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn an_address_inside_is_reached_where_it_was_named() {
+    let program = "import urllib.request
+for url in ('http://inside.example/', 'http://10.7.7.7/'):
+    print(urllib.request.urlopen(url, timeout=60).read().decode().strip())
+";
+    let network = Network::new(&[("inside.py", program)]);
+    fs::write(
+        network.path("hosts.txt"),
+        "# inside\ninside.example\n\n10.7.0.0/24\n10.7.7.0/24:80\n",
+    )
+    .unwrap();
+
+    let output =
+        network.run("exec sandvmm run --cold --timeout 100s --allow-file hosts.txt inside.py");
+
+    assert_eq!(
+        text(&output.stdout),
+        "hello from inside.example\nhello from 10.7.7.7\n"
+    );
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_published_port_leads_to_the_guests() {
+    let network = Network::new(&[]);
+
+    let output = network.run(
+        "sandvmm run --cold --timeout 100s --publish 18080:8000 -- python3 -m http.server --bind 127.0.0.1 8000 >&2 &
+         for try in $(seq 100); do curl --silent --fail http://127.0.0.1:18080/ && break; sleep 0.5; done
+         kill %1; wait",
+    );
+
+    assert!(
+        text(&output.stdout).contains("Directory listing"),
+        "{output:?}"
+    );
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn bytes_in_bulk_arrive_both_ways() {
+    let network = Network::new(&[("bulk.py", include_str!("egress/bulk.py"))]);
+    let mib = std::env::var(BULK_VARIABLE).unwrap_or_else(|_| BULK_MIB.to_owned());
+
+    let output = network.run(&format!(
+        "exec sandvmm run --cold --json --timeout 800s --allow-host allowed.example:9000 --raw-port 9000 bulk.py {mib}"
+    ));
+
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(object["stdout"], "True True\n", "{object}");
+    let bytes = mib.parse::<u64>().unwrap() << 20;
+    assert!(object["egress"]["bytes_out"].as_u64().unwrap() >= bytes);
+    assert!(object["egress"]["bytes_in"].as_u64().unwrap() >= bytes);
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_flood_of_connections_is_bounded_and_another_sandbox_is_unaffected() {
+    let good = "import urllib.request
+for _ in range(5):
+    print(urllib.request.urlopen('http://allowed.example/other', timeout=60).read().decode().strip())
+";
+    let network = Network::new(&[
+        ("flood.py", include_str!("egress/flood.py")),
+        ("good.py", good),
+    ]);
+
+    let count = std::env::var(FLOOD_VARIABLE).unwrap_or_else(|_| FLOOD.to_owned());
+
+    let output = network.run(&format!(
+        "sandvmm run --cold --json --timeout 800s --allow-host allowed.example flood.py {count} > flood.json &
+         flood=$!
+         sandvmm run --cold --timeout 300s --allow-host allowed.example good.py
+         most=0
+         while kill -0 $flood 2> /dev/null; do
+             now=$(ls /proc/$flood/task 2> /dev/null | wc -l); [ $now -gt $most ] && most=$now; sleep 0.2
+         done
+         wait $flood; echo most $most"
+    ));
+
+    let stdout = text(&output.stdout);
+    assert_eq!(
+        stdout.matches("hello from allowed.example\n").count(),
+        5,
+        "{stdout}"
+    );
+    let most: u32 = stdout
+        .rsplit_once("most ")
+        .unwrap()
+        .1
+        .trim()
+        .parse()
+        .unwrap();
+    // A thread for each of 256 connections, and those of the command itself.
+    assert!(most < 300, "{most} threads");
+    let object: Value =
+        serde_json::from_slice(&fs::read(network.path("flood.json")).unwrap()).unwrap();
+    assert_eq!(object["stdout"], format!("{count}\ngood\n"), "{object}");
+}

@@ -1,0 +1,99 @@
+"""The servers of the test network: HTTP, HTTPS, and two protocols of their own. What they receive is in the log."""
+import hashlib, http.server, os, socket, ssl, sys, threading
+
+folder = sys.argv[1]
+log = open(os.path.join(folder, "received"), "a", buffering=1)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def answer(self, status=200, fields=(), body=b""):
+        self.send_response(status)
+        for name, value in fields:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        log.write(f"{self.headers['Host']} {self.path}\n")
+        if self.path == "/redirect":
+            self.answer(302, [("Location", "http://169.254.169.254/latest/meta-data/")])
+        else:
+            self.answer(body=f"hello from {self.headers['Host']}\n".encode())
+
+    def do_POST(self):
+        length = int(self.headers["Content-Length"])
+        digest = hashlib.sha256()
+        while length:
+            piece = self.rfile.read(min(length, 1 << 20))
+            digest.update(piece)
+            length -= len(piece)
+        self.answer(body=digest.hexdigest().encode())
+
+    def log_message(self, *_):
+        pass
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 512
+
+
+def serve(port, context=None):
+    server = Server(("", port), Handler)
+    if context:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+def serve_raw(port, serve_one):
+    listener = socket.create_server(("", port), backlog=512)
+
+    def loop():
+        while True:
+            stream, _ = listener.accept()
+            threading.Thread(target=serve_one, args=(stream,), daemon=True).start()
+
+    threading.Thread(target=loop, daemon=True).start()
+
+
+def greet(stream):
+    """Speaks first, then echoes in capitals."""
+    with stream:
+        stream.sendall(b"ready\n")
+        while piece := stream.recv(4096):
+            stream.sendall(piece.upper())
+
+
+def bulk(stream):
+    """Takes all that comes, then sends as many bytes as its first line says, and the hash of what came."""
+    with stream:
+        reader = stream.makefile("rb")
+        taken, sent = map(int, reader.readline().split())
+        digest = hashlib.sha256()
+        while taken:
+            piece = reader.read(min(taken, 1 << 20))
+            digest.update(piece)
+            taken -= len(piece)
+        stream.sendall(digest.hexdigest().encode() + b"\n")
+        piece = bytes(range(256)) * 256
+        digest = hashlib.sha256()
+        while sent:
+            part = piece[:sent]
+            stream.sendall(part)
+            digest.update(part)
+            sent -= len(part)
+        stream.sendall(digest.hexdigest().encode() + b"\n")
+
+
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(os.path.join(folder, "server.pem"), os.path.join(folder, "server.key"))
+serve(80)
+serve(443, context)
+serve(8080)
+serve_raw(5432, greet)
+serve_raw(9000, bulk)
+open(os.path.join(folder, "up"), "w").close()
+threading.Event().wait()
