@@ -18,7 +18,7 @@ const BULK_MIB: &str = "64";
 const BULK_VARIABLE: &str = "SANDVMM_EGRESS_BULK_MIB";
 
 /// Connections of a flood, likewise.
-const FLOOD: &str = "1500";
+const FLOOD: &str = "400";
 const FLOOD_VARIABLE: &str = "SANDVMM_EGRESS_FLOOD";
 
 /// A network, and what has been done in it.

@@ -37,8 +37,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
     daemon_threads = True
     request_queue_size = 512
+
+    def server_bind(self):
+        # Both families on one socket.
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
 
 def serve(port, context=None):

@@ -208,6 +208,10 @@ fn a_gate_that_dials_again_and_again_has_one_stream() {
 fn a_port_of_the_guest_is_a_stream_or_refused() {
     let (sandbox, peer, _records) = sandbox_with_egress();
     let _agent = greet_with_gate(&peer);
+    let mut gate = peer.dial(port::GATE_CONTROL, port::GATE_CONTROL);
+    rules(&mut gate);
+    gate_says(&mut gate, &FromGate::Ready);
+    sandbox.wait_ready().unwrap();
     for (answer, is_refused) in [(&[1][..], false), (&[], true)] {
         let (result, heard) = std::thread::scope(|scope| {
             let connecting = scope.spawn(|| sandbox.connect(8000));
