@@ -295,6 +295,10 @@ pub(crate) struct RunArgs {
     /// everything again
     #[arg(long, value_name = "NAME")]
     pub(crate) workspace: Option<String>,
+    /// Keep what is written on a disk of the host of this size, for example 1G, instead of in the guest's memory; it is gone at the
+    /// end
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory_mib, conflicts_with = "workspace")]
+    pub(crate) disk: Option<u32>,
     /// How much a workspace that is made can hold
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_memory_mib, requires = "workspace")]
     pub(crate) workspace_size: u32,
@@ -315,7 +319,7 @@ pub(crate) struct RunArgs {
     pub(crate) verbose: bool,
     /// Fork this template [default: `default`, where it exists and has the processors, memory and images that are asked for]
     #[arg(long, value_name = "NAME",
-          conflicts_with_all = ["cold", "kernel", "initrd", "rootfs", "cpus", "memory", "workspace"])]
+          conflicts_with_all = ["cold", "kernel", "initrd", "rootfs", "cpus", "memory", "workspace", "disk"])]
     pub(crate) template: Option<String>,
     /// Boot a machine, and fork no template
     #[arg(long)]

@@ -179,6 +179,9 @@ pub(crate) fn choose(
     if args.workspace.is_some() {
         return Ok(boots("A workspace was named"));
     }
+    if args.disk.is_some() {
+        return Ok(boots("A scratch disk was asked for"));
+    }
     if args.cold {
         return Ok(boots("A boot was asked for"));
     }

@@ -15,7 +15,7 @@ use crate::limits::{DISK_TRIES, DISK_WAIT};
 
 /// The disk with the root image.
 const ROOT_DISK: &str = "/dev/vda";
-/// The disk with a workspace, if there is one: an ext4 file system that outlives the machine.
+/// The disk with a workspace, if there is one: an ext4 file system that outlives the machine; or a scratch disk, which does not.
 const WORKSPACE_DISK: &str = "/dev/vdb";
 /// Where the image is mounted before it is part of the overlay; in the initramfs.
 const LOWER: &str = "/lower";
@@ -198,9 +198,15 @@ fn has_workspace() -> bool {
     std::path::Path::new(WORKSPACE_DISK).exists()
 }
 
+/// Where the kernel shows the disk's serial number, by which the host says what it is for.
+const SERIAL_FILE: &str = "/sys/block/vdb/serial";
+/// That of a disk that is gone with the machine.
+const SCRATCH_SERIAL: &str = "scratch";
+
 /// Brings what was written to the workspace's disk: the machine may be killed at any time after a command's end.
 pub fn settle() {
     if has_workspace()
+        && !fs::read_to_string(SERIAL_FILE).is_ok_and(|serial| serial.trim() == SCRATCH_SERIAL)
         && let Ok(root) = File::open("/")
     {
         // A disk that fails has failed the programs that wrote to it.

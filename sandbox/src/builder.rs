@@ -23,6 +23,7 @@ use crate::host;
 use crate::images::Images;
 use crate::program;
 use crate::sandbox::{Origin, Sandbox};
+use crate::scratch;
 use crate::shared::Shared;
 use crate::supervisor::{self, Plan, random_bytes};
 use crate::template::{ForkFiles, Saved, Template};
@@ -45,6 +46,9 @@ const ROOT_SERIAL: &str = "root";
 /// The workspace's, likewise.
 const WORKSPACE_SERIAL: &str = "workspace";
 
+/// A scratch disk's: what is on it need not be made durable.
+const SCRATCH_SERIAL: &str = "scratch";
+
 /// The guest's host name where none was chosen; a fork's gets a suffix.
 pub(crate) const DEFAULT_HOSTNAME: &str = "sandvmm";
 
@@ -66,6 +70,7 @@ pub struct SandboxBuilder {
     leave_out: jailer::Parts,
     require_cgroup: bool,
     workspace: Option<Workspace>,
+    scratch_disk_mib: Option<u32>,
     template: Option<Template>,
     saved: Option<Arc<Saved>>,
     egress: EgressOptions,
@@ -89,6 +94,7 @@ impl SandboxBuilder {
             leave_out: jailer::Parts::default(),
             require_cgroup: false,
             workspace: None,
+            scratch_disk_mib: None,
             template: None,
             saved: None,
             egress: EgressOptions::default(),
@@ -150,6 +156,14 @@ impl SandboxBuilder {
     #[must_use]
     pub fn workspace(mut self, workspace: Workspace) -> Self {
         self.workspace = Some(workspace);
+        self
+    }
+
+    /// Keeps what the guest writes on a disk of the host, of this size, which is gone with the sandbox: a sparse file of the data
+    /// folder's file system. Default: none; it is kept in the guest's memory, up to half of that.
+    #[must_use]
+    pub fn scratch_disk_mib(mut self, size_mib: u32) -> Self {
+        self.scratch_disk_mib = Some(size_mib);
         self
     }
 
@@ -351,7 +365,7 @@ impl SandboxBuilder {
         let kvm = host::open_kvm().map_err(|sentence| StartError::NoKvm { sentence })?;
         let program = program::find(self.program.as_deref())?;
         let images = self.images()?;
-        let has_workspace = self.workspace.is_some();
+        let has_workspace = self.workspace.is_some() || self.scratch_disk_mib.is_some();
         let has_console = self.console.is_some();
         let mut max_file_bytes = max_file_bytes(self.memory_mib, has_console);
         let files = match (&self.saved, &self.template) {
@@ -376,16 +390,25 @@ impl SandboxBuilder {
         let mut descriptors = machine.before_console;
         descriptors.extend(self.console.map(OwnedFd::from));
         descriptors.push(machine.rootfs);
-        if let Some(workspace) = self.workspace {
-            max_file_bytes = max_file_bytes.max(workspace.quota_bytes());
-            let disk = OwnedFd::from(workspace.into_file());
+        let writable = match (self.workspace, self.scratch_disk_mib) {
+            (Some(workspace), _) => Some((
+                workspace.quota_bytes(),
+                workspace.into_file(),
+                WORKSPACE_SERIAL,
+            )),
+            (None, Some(mib)) => Some((u64::from(mib) << 20, scratch::disk(mib)?, SCRATCH_SERIAL)),
+            (None, None) => None,
+        };
+        if let Some((size_bytes, file, serial)) = writable {
+            max_file_bytes = max_file_bytes.max(size_bytes);
+            let disk = OwnedFd::from(file);
             let device = jailer::BlockDevice::below(disk.as_fd());
             devices.extend(device.filter(|device| !devices.contains(device)));
             descriptors.push(disk);
             if let ToMachine::Start(config) = &mut machine.order {
                 config.disks.push(DiskConfig {
                     read_only: false,
-                    serial: WORKSPACE_SERIAL.to_owned(),
+                    serial: serial.to_owned(),
                 });
             }
         }
@@ -514,6 +537,7 @@ impl SandboxBuilder {
                 || self.initrd.is_some()
                 || self.rootfs.is_some()
                 || self.workspace.is_some()
+                || self.scratch_disk_mib.is_some()
             {
                 return invalid(format!(
                     "A fork has what its template was built with: {} processors, {} MiB of memory, its images and no \
@@ -521,6 +545,12 @@ impl SandboxBuilder {
                     inputs.cpus, inputs.memory_mib
                 ));
             }
+        }
+        if self.workspace.is_some() && self.scratch_disk_mib.is_some() {
+            return invalid(
+                "What is written is kept in a workspace or on a scratch disk, not on both"
+                    .to_owned(),
+            );
         }
         if self.timeout.is_some_and(|timeout| timeout.is_zero()) {
             return invalid(

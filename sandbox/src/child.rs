@@ -14,7 +14,8 @@ use crate::stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
 /// The signals that Linux has (`signal(7)`).
 const SIGNALS: std::ops::RangeInclusive<i32> = 1..=64;
 
-/// A command that runs in a sandbox, or did. Dropping it does not end the command: the sandbox's end does.
+/// A command that runs in a sandbox, or did. Dropping it kills the command, with all that it started; [`Self::detach`] lets it
+/// go on.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Child {
@@ -28,6 +29,18 @@ pub struct Child {
     pub terminal: Option<ChildTerminal>,
     shared: Arc<Shared>,
     id: u32,
+    meter: Arc<Meter>,
+    has_terminal: bool,
+    is_detached: bool,
+}
+
+/// What a handle leaves behind for the next one.
+#[derive(Debug)]
+pub(crate) struct Detached {
+    stdin: Option<ChildStdin>,
+    stdout: Option<ChildStdout>,
+    stderr: Option<ChildStderr>,
+    terminal: Option<ChildTerminal>,
     meter: Arc<Meter>,
     has_terminal: bool,
 }
@@ -48,11 +61,42 @@ impl Child {
             id,
             meter,
             has_terminal,
+            is_detached: false,
         }
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     pub(crate) fn meter(&self) -> Arc<Meter> {
         Arc::clone(&self.meter)
+    }
+
+    /// Lets the command go on without a handle, and gives its number: [`crate::Sandbox::attach`] makes a handle of it again, with the
+    /// streams that were here. Nobody reads them meanwhile: a command that has filled one waits.
+    #[must_use]
+    pub fn detach(mut self) -> u32 {
+        let streams = Detached {
+            stdin: self.stdin.take(),
+            stdout: self.stdout.take(),
+            stderr: self.stderr.take(),
+            terminal: self.terminal.take(),
+            meter: Arc::clone(&self.meter),
+            has_terminal: self.has_terminal,
+        };
+        self.shared.keep(self.id, streams);
+        self.is_detached = true;
+        self.id
+    }
+
+    pub(crate) fn attached(shared: &Arc<Shared>, id: u32, streams: Detached) -> Self {
+        let mut child = Self::new(shared, id, streams.meter, streams.has_terminal);
+        child.stdin = streams.stdin;
+        child.stdout = streams.stdout;
+        child.stderr = streams.stderr;
+        child.terminal = streams.terminal;
+        child
     }
 
     /// The command's number, unique within its sandbox. It is no process id.
@@ -118,6 +162,12 @@ impl Child {
         self.shared.wait_done(self.id, Some(limit), &self.meter)
     }
 
+    /// How it ended, if it has: does not wait.
+    #[must_use]
+    pub fn try_wait(&self) -> Option<Completion> {
+        self.shared.try_done(self.id, &self.meter)
+    }
+
     fn tell(&self, message: &ToAgent) -> Result<(), SignalError> {
         let frame = frame_of(message).ok_or(SignalError::Busy)?;
         self.shared
@@ -128,6 +178,11 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
+        if self.is_detached {
+            return;
+        }
+        // One that has ended needs no end; a guest that does not take it is ended by the sandbox's.
+        let _ = self.kill();
         self.shared.forget(self.id);
     }
 }

@@ -10,6 +10,7 @@ use crate::crash::Crash;
 use crate::images::ImagesError;
 use crate::limit::Limit;
 use crate::text::one_line;
+use crate::workspace::WorkspaceError;
 
 /// Why a sandbox could not be started. No code of the user's has run.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +43,9 @@ pub enum StartError {
         /// The system's own error, if one was the reason.
         source: Option<io::Error>,
     },
+    /// There is no scratch disk.
+    #[error("A scratch disk could not be made: {0}")]
+    Scratch(#[from] WorkspaceError),
     /// A control group was required, and there can be none.
     #[error(
         "There is no control group for the machine: {why}. Run it in a group that is its user's own (under systemd: `systemd-run \

@@ -17,8 +17,11 @@
 //! code that keeps them.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "tokio")]
+mod asynchronous;
 mod builder;
 mod calls;
+mod capture;
 pub mod cell;
 mod child;
 mod clock;
@@ -43,6 +46,7 @@ mod publish;
 mod python;
 mod sandbox;
 mod save;
+mod scratch;
 pub mod script;
 mod shared;
 mod state;
@@ -52,6 +56,8 @@ pub mod template;
 mod text;
 mod workspace;
 
+#[cfg(feature = "tokio")]
+pub use asynchronous::AsyncEnd;
 pub use builder::SandboxBuilder;
 pub use calls::{CallLimits, HostFunctionError, MAX_CONCURRENCY, MAX_HOST_FUNCTIONS};
 pub use child::Child;
@@ -76,6 +82,7 @@ pub use python::{
 };
 pub use sandbox::Sandbox;
 pub use save::SaveError;
+pub use shared::CommandInfo;
 pub use stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
 pub use template::{PauseError, Template, TemplateBuilder, TemplateError};
 pub use workspace::{

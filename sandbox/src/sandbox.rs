@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 
 use crate::builder::SandboxBuilder;
 use crate::calls::{self, CallLimits, HostFunctionError};
+use crate::child::Child;
 use crate::clock::Clocks;
 use crate::command::Command;
 use crate::egress::EgressHandle;
@@ -24,7 +25,7 @@ use crate::images::Images;
 use crate::outcome::Ended;
 use crate::publish::publish;
 use crate::python::{Python, PythonError};
-use crate::shared::Shared;
+use crate::shared::{CommandInfo, Shared};
 use crate::state::Request;
 use crate::template::Template;
 
@@ -81,6 +82,20 @@ impl Sandbox {
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         Command::new(&self.shared, program.as_ref())
+    }
+
+    /// The commands that run, and those that have ended and whose handle is kept or detached; oldest first.
+    #[must_use]
+    pub fn commands(&self) -> Vec<CommandInfo> {
+        self.shared.command_infos()
+    }
+
+    /// A handle of a command that [`Child::detach`] has left to itself, with its streams, also if it has ended since. `None` where there
+    /// is no such command, or somebody has its handle.
+    #[must_use]
+    pub fn attach(&self, id: u32) -> Option<Child> {
+        let streams = self.shared.take_kept(id)?;
+        Some(Child::attached(&self.shared, id, streams))
     }
 
     /// A command that starts `python3` in the guest, runs `code` in it, and has it stay: it has ended, with code 0, when

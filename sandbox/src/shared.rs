@@ -2,7 +2,7 @@
 //! something, and the ways to wait for it.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,7 @@ use protocol::message::{SpawnFailure, ToAgent};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::calls::Calls;
+use crate::child::Detached;
 use crate::clock::{Clocks, CommandClocks, FirstOutput, nanos};
 use crate::crash::CrashKind;
 use crate::egress::Egress;
@@ -36,6 +37,9 @@ pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Shared {
     state: Mutex<State>,
     pub(crate) changed: Condvar,
+    /// The same for tasks that wait.
+    #[cfg(feature = "tokio")]
+    pub(crate) async_changed: tokio::sync::Notify,
     /// Wakes the supervisor thread.
     pub(crate) wake: OwnedFd,
     /// What all clocks count from.
@@ -47,6 +51,22 @@ pub(crate) struct Shared {
     pub(crate) events: Events,
     /// Where connections leave and enter, if they may.
     pub(crate) egress: Option<Arc<Egress>>,
+}
+
+/// A command of a sandbox, as [`crate::Sandbox::commands`] lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommandInfo {
+    /// Its number, as [`crate::Child::id`] gives it.
+    pub id: u32,
+    /// Its program, as it was asked for.
+    pub program: OsString,
+    /// When it was started, counted as in [`Clocks`].
+    pub started: Duration,
+    /// Whether it has not ended.
+    pub is_running: bool,
+    /// Whether [`crate::Sandbox::attach`] can have it.
+    pub is_detached: bool,
 }
 
 /// What came of a request to start a command.
@@ -75,6 +95,8 @@ impl Shared {
                 queued_to_agent_bytes: 0,
             }),
             changed: Condvar::new(),
+            #[cfg(feature = "tokio")]
+            async_changed: tokio::sync::Notify::new(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             called_ns: AtomicU64::new(called_ns),
             first_output: Arc::new(FirstOutput::default()),
@@ -116,17 +138,16 @@ impl Shared {
     /// Tells all waiting threads that the state has changed.
     pub(crate) fn notify(&self) {
         self.changed.notify_all();
+        #[cfg(feature = "tokio")]
+        self.async_changed.notify_waiters();
     }
 
     /// Waits until the guest is ready. The supervisor thread bounds the wait.
     pub(crate) fn wait_ready(&self) -> Result<(), StartError> {
         let mut state = self.lock();
         loop {
-            if let Some(error) = state.start_error.take() {
-                return Err(error);
-            }
-            if !matches!(state.phase, Phase::Booting) {
-                return Ok(());
+            if let Some(ready) = state.ready() {
+                return ready;
             }
             state = self
                 .changed
@@ -140,6 +161,12 @@ impl Shared {
         state.clocks.agent_ready = Some(now_ns);
         state.phase = Phase::Ready;
         self.events.emit(EventKind::Ready);
+    }
+
+    /// Whether the guest is ready, or will never be; `None` while that is open.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn try_ready(&self) -> Option<Result<(), StartError>> {
+        self.lock().ready()
     }
 
     /// Asks for something, while there is a machine.
@@ -168,7 +195,8 @@ impl Shared {
                 program: program.to_owned(),
                 exceeded: None,
                 warm: false,
-                detached: false,
+                forgotten: false,
+                streams: None,
             },
         );
         Ok(id)
@@ -224,26 +252,8 @@ impl Shared {
         let mut reported = false;
         let mut state = self.lock();
         loop {
-            match state.commands.get(&id).map(|entry| &entry.state) {
-                Some(CommandState::Running { .. } | CommandState::Done { .. }) => {
-                    return Started::Running;
-                }
-                Some(CommandState::Failed(kind, message)) => {
-                    let failed = Started::Failed(*kind, message.clone());
-                    state.commands.remove(&id);
-                    return failed;
-                }
-                Some(CommandState::Starting) => {}
-                // It was killed before it ran, since the time is over.
-                None => {
-                    if let Phase::Closing(limit) = state.phase {
-                        return Started::Over(Over::Limit(limit));
-                    }
-                }
-            }
-            if let Some(over) = state.over().cloned() {
-                state.commands.remove(&id);
-                return Started::Over(over);
+            if let Some(started) = state.started(id) {
+                return started;
             }
             state = if matches!(state.phase, Phase::Booting) {
                 // The guest has not been asked yet. The supervisor thread bounds this wait.
@@ -255,6 +265,17 @@ impl Shared {
                 self.wait_for_answer(state, deadline, &mut reported)
             };
         }
+    }
+
+    /// Whether a command runs, or does not; `None` while that is open.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn try_started(&self, id: u32) -> Option<Started> {
+        self.lock().started(id)
+    }
+
+    /// How a command ended, if it has.
+    pub(crate) fn try_done(&self, id: u32, meter: &Meter) -> Option<Completion> {
+        self.completion(&self.lock(), id, meter)
     }
 
     /// Waits until a command ended or the machine is gone; `None` when neither is so after `limit`.
@@ -341,12 +362,50 @@ impl Shared {
                     CommandState::Starting | CommandState::Running { .. }
                 ) =>
             {
-                entry.detached = true;
+                entry.forgotten = true;
             }
             _ => {
                 state.commands.remove(&id);
             }
         }
+    }
+
+    /// Keeps the streams of a command whose handle goes, for the next one.
+    pub(crate) fn keep(&self, id: u32, streams: Detached) {
+        if let Some(entry) = self.lock().commands.get_mut(&id) {
+            entry.streams = Some(streams);
+        }
+    }
+
+    /// Takes what a handle has left.
+    pub(crate) fn take_kept(&self, id: u32) -> Option<Detached> {
+        self.lock().commands.get_mut(&id)?.streams.take()
+    }
+
+    /// All commands that run, or whose end can still be asked for, in the order in which they were asked for.
+    pub(crate) fn command_infos(&self) -> Vec<CommandInfo> {
+        let state = self.lock();
+        let is_over = state.over().is_some();
+        let mut infos: Vec<CommandInfo> = state
+            .commands
+            .iter()
+            .filter_map(|(id, entry)| {
+                let (started_ns, is_running) = match entry.state {
+                    CommandState::Running { started_ns } => (started_ns, !is_over),
+                    CommandState::Done { started_ns, .. } => (started_ns, false),
+                    CommandState::Starting | CommandState::Failed(..) => return None,
+                };
+                Some(CommandInfo {
+                    id: *id,
+                    program: entry.program.clone(),
+                    started: self.since_call(Some(started_ns)).unwrap_or_default(),
+                    is_running,
+                    is_detached: entry.streams.is_some(),
+                })
+            })
+            .collect();
+        infos.sort_by_key(|info| info.started);
+        infos
     }
 
     pub(crate) fn clocks(&self) -> Clocks {

@@ -9,6 +9,7 @@ use protocol::frame;
 use protocol::message::{Exited, SpawnFailure};
 use vmm::control::Then;
 
+use crate::child::Detached;
 use crate::crash::Crash;
 use crate::error::StartError;
 use crate::event::EventKind;
@@ -16,6 +17,7 @@ use crate::freeze::Standstill;
 use crate::limit::Limit;
 use crate::outcome::{ExitStatus, Outcome, Usage};
 use crate::save::Saving;
+use crate::shared::Started;
 
 /// Most bytes that wait for the agent to take them. What does not fit is refused.
 const MAX_QUEUED_TO_AGENT_BYTES: usize = 4 * frame::MAX_TO_AGENT_BYTES;
@@ -99,7 +101,9 @@ pub(crate) struct CommandEntry {
     /// Whether it was forked from a warm interpreter.
     pub(crate) warm: bool,
     /// Whether nobody will ask for its end.
-    pub(crate) detached: bool,
+    pub(crate) forgotten: bool,
+    /// What its handle has left for the next one.
+    pub(crate) streams: Option<Detached>,
 }
 
 /// Times of `CLOCK_MONOTONIC` in nanoseconds.
@@ -204,6 +208,38 @@ impl State {
             .collect()
     }
 
+    /// Whether the guest is ready, or why it will never be, which is told once; `None` while that is open.
+    pub(crate) fn ready(&mut self) -> Option<Result<(), StartError>> {
+        match self.start_error.take() {
+            Some(error) => Some(Err(error)),
+            None => (!matches!(self.phase, Phase::Booting)).then_some(Ok(())),
+        }
+    }
+
+    /// What came of the request to start a command; `None` while that is open. One that does not run is forgotten.
+    pub(crate) fn started(&mut self, id: u32) -> Option<Started> {
+        match self.commands.get(&id).map(|entry| &entry.state) {
+            Some(CommandState::Running { .. } | CommandState::Done { .. }) => {
+                return Some(Started::Running);
+            }
+            Some(CommandState::Failed(kind, message)) => {
+                let failed = Started::Failed(*kind, message.clone());
+                self.commands.remove(&id);
+                return Some(failed);
+            }
+            Some(CommandState::Starting) => {}
+            // It was killed before it ran, since the time is over.
+            None => {
+                if let Phase::Closing(limit) = self.phase {
+                    return Some(Started::Over(Over::Limit(limit)));
+                }
+            }
+        }
+        let over = self.over().cloned()?;
+        self.commands.remove(&id);
+        Some(Started::Over(over))
+    }
+
     /// The agent says that a command runs. False if it was not asked to start it.
     pub(crate) fn command_runs(&mut self, id: u32, warm: bool, now_ns: u64) -> bool {
         match self.commands.get_mut(&id) {
@@ -224,7 +260,7 @@ impl State {
             Some(entry) if matches!(entry.state, CommandState::Starting) => {
                 entry.state = CommandState::Failed(kind, message);
                 // At the end of the time the failure is our own doing: it was killed before it ran.
-                if entry.detached || time_is_over {
+                if entry.forgotten || time_is_over {
                     self.commands.remove(&id);
                 }
                 true
@@ -287,7 +323,7 @@ impl State {
             usage,
             limits_hit,
         };
-        if entry.detached {
+        if entry.forgotten {
             self.commands.remove(&exited.command_id);
         }
         self.clocks.exited = Some(now_ns);

@@ -58,6 +58,11 @@ impl ChildStdin {
 }
 
 impl ChildStdin {
+    #[cfg(feature = "tokio")]
+    pub(crate) fn meter(&self) -> Arc<Meter> {
+        Arc::clone(&self.meter)
+    }
+
     /// Has a write fail that takes longer.
     pub(crate) fn limit_writes(&self, limit: Duration) -> io::Result<()> {
         self.stream.set_write_timeout(Some(limit))
@@ -93,6 +98,11 @@ macro_rules! reading_end {
         impl $name {
             pub(crate) fn new(stream: UnixStream, meter: Arc<Meter>) -> Self {
                 Self(Reader { stream, meter })
+            }
+
+            #[cfg(feature = "tokio")]
+            pub(crate) fn meter(&self) -> Arc<Meter> {
+                Arc::clone(&self.0.meter)
             }
         }
 

@@ -130,7 +130,7 @@ impl Workspace {
         }
         fs::create_dir_all(folder).map_err(failed("made", folder))?;
         if !path.exists() {
-            create(folder, &path, quota_mib)?;
+            create(folder, &path, quota_mib, &[])?;
         }
         let file = open(&path)?;
         let name = name.to_owned();
@@ -211,7 +211,7 @@ impl Workspace {
     }
 }
 
-fn folder() -> Result<PathBuf, WorkspaceError> {
+pub(crate) fn folder() -> Result<PathBuf, WorkspaceError> {
     Ok(data_folder()?.join(FOLDER))
 }
 
@@ -232,7 +232,7 @@ fn path(folder: &Path, name: &str) -> Result<PathBuf, WorkspaceError> {
     }
 }
 
-fn open(path: &Path) -> Result<File, WorkspaceError> {
+pub(crate) fn open(path: &Path) -> Result<File, WorkspaceError> {
     File::options()
         .read(true)
         .write(true)
@@ -241,7 +241,12 @@ fn open(path: &Path) -> Result<File, WorkspaceError> {
 }
 
 /// Makes the file under another name first, so that one that is there is whole.
-fn create(folder: &Path, path: &Path, quota_mib: u32) -> Result<(), WorkspaceError> {
+pub(crate) fn create(
+    folder: &Path,
+    path: &Path,
+    quota_mib: u32,
+    features: &[&str],
+) -> Result<(), WorkspaceError> {
     let staging = folder.join(format!(".new-{}", std::process::id()));
     let made = File::options()
         .write(true)
@@ -251,7 +256,7 @@ fn create(folder: &Path, path: &Path, quota_mib: u32) -> Result<(), WorkspaceErr
         .open(&staging)
         .and_then(|file| file.set_len(u64::from(quota_mib) << 20))
         .map_err(failed("made", &staging))
-        .and_then(|()| make_file_system(&staging))
+        .and_then(|()| make_file_system(&staging, features))
         // Two that make the same one at once make it once: a link does not replace.
         .and_then(|()| match fs::hard_link(&staging, path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -262,11 +267,12 @@ fn create(folder: &Path, path: &Path, quota_mib: u32) -> Result<(), WorkspaceErr
 }
 
 /// An empty ext4 file system that takes no room yet: tables and journal are filled when they are used.
-fn make_file_system(file: &Path) -> Result<(), WorkspaceError> {
+fn make_file_system(file: &Path, features: &[&str]) -> Result<(), WorkspaceError> {
     let run = |program: &str| {
         Command::new(program)
             .args(["-q", "-F", "-t", "ext4", "-m", "0", "-E"])
             .arg("lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0")
+            .args(features)
             .arg(file)
             .output()
     };
@@ -284,7 +290,10 @@ fn make_file_system(file: &Path) -> Result<(), WorkspaceError> {
     Err(WorkspaceError::Mke2fs(said))
 }
 
-fn failed<'a>(done: &'static str, path: &'a Path) -> impl Fn(io::Error) -> WorkspaceError + 'a {
+pub(crate) fn failed<'a>(
+    done: &'static str,
+    path: &'a Path,
+) -> impl Fn(io::Error) -> WorkspaceError + 'a {
     move |source| WorkspaceError::File {
         done,
         path: path.to_owned(),

@@ -25,6 +25,10 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("a_storm_of_calls_and_huge_ones_harm_nobody", storm),
     ("a_warm_interpreter_has_the_module_too", warm),
+    (
+        "a_fork_calls_the_functions_that_are_its_own_and_its_parent_goes_on_with_its",
+        forked,
+    ),
 ];
 
 #[derive(Clone, Copy, Deserialize)]
@@ -202,4 +206,37 @@ fn warm() {
         }
         assert!(Instant::now() < deadline, "never forked");
     }
+}
+
+/// Removes a template when the test is over.
+struct Removed(String);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        let _ = sandvmm::Template::remove(&self.0);
+    }
+}
+
+fn forked() {
+    let name = Removed(format!("calls-{}", std::process::id()));
+    let parent = crate::machine_with(128);
+    parent.host_function("lookup", lookup).unwrap();
+    let call = "sandvmm-call lookup '{\"id\":1}' 2>&1 || true";
+    assert!(printed(&parent, "sh", call).contains("\"one\""));
+
+    let template = parent.snapshot(&name.0).unwrap();
+    let fork = template.fork().unwrap();
+
+    assert!(printed(&parent, "sh", call).contains("\"one\""));
+    let before = printed(&fork, "sh", call);
+    assert!(before.contains("No function of the host"), "{before}");
+    fork.host_function("own", |(): ()| Ok::<_, String>("the fork's"))
+        .unwrap();
+    let unknown = printed(&fork, "sh", call);
+    assert!(unknown.contains("unknown"), "{unknown}");
+    let code = "from sandvmm import host; print(host.own())";
+    assert_eq!(printed(&fork, "python3", code), "the fork's\n");
+    let python = fork.python().unwrap();
+    let run = python.run("from sandvmm import host; host.own()").unwrap();
+    assert_eq!(run.text(), Some("\"the fork's\""));
 }

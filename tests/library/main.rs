@@ -7,8 +7,11 @@
     reason = "an expectation that is not met is a failed test"
 )]
 
+mod asynchronous;
 mod calls;
+mod commands;
 mod egress;
+mod examples;
 mod python;
 
 use std::fs::OpenOptions;
@@ -33,16 +36,23 @@ fn main() -> ExitCode {
         .is_ok();
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(1);
-    let trials = [calls::TESTS, egress::TESTS, python::TESTS]
-        .concat()
-        .into_iter()
-        .map(|(name, test)| {
-            Trial::test(name, move || {
-                test();
-                Ok::<(), Failed>(())
-            })
-            .with_ignored_flag(!has_kvm)
-        });
+    let trials = [
+        asynchronous::TESTS,
+        calls::TESTS,
+        commands::TESTS,
+        egress::TESTS,
+        examples::TESTS,
+        python::TESTS,
+    ]
+    .concat()
+    .into_iter()
+    .map(|(name, test)| {
+        Trial::test(name, move || {
+            test();
+            Ok::<(), Failed>(())
+        })
+        .with_ignored_flag(!has_kvm)
+    });
     libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }
 

@@ -68,3 +68,43 @@ fn names_that_are_none_are_usage_errors_and_a_missing_program_is_the_callers_err
     .expect(1);
     assert!(missing.stderr.contains("can't be started"), "{missing:?}");
 }
+
+/// The example, as it stands.
+const QUERY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/query.py");
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn example_a_function_queries_a_database_of_the_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = folder.path().join("rows.db");
+    let fill = "import sqlite3, sys
+with sqlite3.connect(sys.argv[1]) as database:
+    database.execute('CREATE TABLE rows (id INTEGER PRIMARY KEY, name TEXT)')
+    database.executemany('INSERT INTO rows VALUES (?, ?)', [(1, 'one'), (3, 'three')])";
+    let filled = std::process::Command::new("/usr/bin/python3")
+        .args(["-c", fill])
+        .arg(&database)
+        .status()
+        .unwrap();
+    assert!(filled.success());
+    let code = "from sandvmm import HostError, host
+print(host.query(id=3)['name'])
+for hostile in (7, '1 OR 1=1', None):
+    try: print(host.query(id=hostile))
+    except HostError as error: print(error)";
+
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("/usr/bin:/bin:{path}");
+    let ran = run(["--host-function", &format!("query={QUERY}")])
+        .args(["--timeout", "200s", "-c", code])
+        .env("QUERY_DATABASE", &database)
+        // The system's own Python starts at once, also on an emulated processor.
+        .env("PATH", path)
+        .done()
+        .expect(0);
+
+    assert_eq!(
+        ran.text(),
+        "three\nThere is no row 7\nAn id is needed, a whole number\nAn id is needed, a whole number\n"
+    );
+}

@@ -114,6 +114,43 @@ fn a_workspace_has_one_run_at_a_time_and_survives_its_death() {
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
+fn a_scratch_disk_holds_more_than_memory_does_and_is_gone_at_the_end() {
+    let home = data_folder();
+    // More than the half of the memory that is there to write to without a disk. Its file is in the emulated host's memory, which counts
+    // as the machine's: hence no more.
+    let program = "set -e; test ! -e ~/kept; head -c 62M /dev/zero > ~/kept; wc -c < ~/kept
+        head -c 62M /dev/zero > /tmp/more 2> /dev/null || echo full";
+    let with = |disk: &[&str]| {
+        run(["--memory", "128M", "--timeout", "200s", "--json"])
+            .args(disk)
+            .args(["--", "sh", "-c", program])
+            .env("SANDVMM_HOME", home.path())
+            .done()
+    };
+    let memory = with(&[]).json();
+    assert_ne!(memory["exit_code"], 0, "{memory}");
+    for _ in 0..2 {
+        let disk = with(&["--disk", "72M"]).expect(0).json();
+        assert_eq!(disk["stdout"], "65011712\nfull\n", "{disk}");
+        assert_eq!(disk["limits_hit"], serde_json::json!(["disk"]), "{disk}");
+    }
+
+    let left: Vec<_> = std::fs::read_dir(home.path().join("workspaces"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(left, [".empty-72"]);
+    let none = run(["--disk", "1M", "--", "true"])
+        .env("SANDVMM_HOME", home.path())
+        .done();
+    assert_ne!(none.code, 0, "{none:?}");
+    run(["--disk", "1G", "--workspace", "a", "--", "true"])
+        .done()
+        .expect(2);
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
 fn names_and_sizes_that_are_none_are_usage_errors() {
     let home = data_folder();
     for line in [

@@ -222,6 +222,9 @@ impl Session {
                 .map_err(|error| Verdict::workspace(&error))?;
             builder = builder.workspace(workspace);
         }
+        if let Some(size_mib) = self.args.disk {
+            builder = builder.scratch_disk_mib(size_mib);
+        }
         let builder = self
             .plan
             .network

@@ -241,6 +241,7 @@ impl Verdict {
             }
             StartError::Crashed(crash) => Self::crashed(crash),
             StartError::LimitExceeded(limit) => Self::limit(*limit),
+            StartError::Scratch(error) => Self::workspace(error),
             StartError::TimedOut { .. } => Self {
                 message: Some(sentence(error)),
                 ..Self::ended(TIMED_OUT, Reason::Timeout)

@@ -22,12 +22,15 @@ import select
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 
 # Longest text and largest representation, in characters and bytes; a longer text is cut, a larger representation is left out.
 MAX_TEXT_CHARS = 1 << 20
 MAX_REPRESENTATION_BYTES = 8 << 20
+# How long an interrupt may be on its way, in seconds: it comes by another way than the runs.
+LATE_INTERRUPT_S = 2
 # Exceptions of a chain whose tracebacks are cleaned.
 MAX_CHAIN = 64
 # Bytes of output that are read at one time.
@@ -123,9 +126,18 @@ class Interrupts:
 
     def __init__(self):
         self.is_running = self.is_held = self.has_come = False
+        self.count = 0
         signal.signal(signal.SIGINT, self.come)
 
+    def catch_up(self, sent):
+        """Waits until those that were sent for earlier runs have come; several may have become one."""
+        until = time.monotonic() + LATE_INTERRUPT_S
+        while self.count < sent and time.monotonic() < until:
+            time.sleep(0.001)
+        self.count = sent
+
     def come(self, *_):
+        self.count += 1
         if self.is_held:
             self.has_come = True
         elif self.is_running:
@@ -240,7 +252,8 @@ class Context:
             if "complete" in request:
                 self.link.send(b"C", self.completeness(request["complete"]))
             else:
-                self.run(request["run"])
+                self.interrupts.catch_up(request["run"]["interrupts"])
+                self.run(request["run"]["code"])
                 self.link.send(b".", b"{}")
 
     def completeness(self, code):

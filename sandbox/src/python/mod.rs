@@ -3,29 +3,30 @@
 //! A context is a command of the guest, `python3` with the program `driver.py`, which the library carries: the image needs
 //! nothing but Python. What that says is checked: [`frame`].
 
+mod collected;
+mod error;
 mod frame;
 mod result;
+mod streams;
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::child::Child;
 use crate::command::{Command, Stdio};
-use crate::crash::Crash;
-use crate::error::{SignalError, SpawnError};
-use crate::limit::Limit;
+use crate::error::SignalError;
 use crate::outcome::Outcome;
 use crate::shared::ANSWER_LIMIT;
-use crate::stream::{ChildStdin, ChildStdout};
 use crate::text::one_line;
-use frame::{Frame, HEADER_BYTES};
+use collected::Collected;
+use frame::Frame;
+use streams::Streams;
 
+pub use error::PythonError;
 pub use result::{Evaluation, PythonException, Representations};
 
 /// The program in the guest.
@@ -40,9 +41,8 @@ pub const MAX_CODE_BYTES: usize = 16 << 20;
 /// Bytes that an [`Evaluation`] keeps of each of standard output and error.
 pub const MAX_EVALUATION_OUTPUT_BYTES: usize = 64 << 20;
 
-/// Displays that an [`Evaluation`] keeps, and bytes of them.
+/// Displays that an [`Evaluation`] keeps; 128 MiB of them all together.
 pub const MAX_DISPLAYS: usize = 1000;
-const MAX_DISPLAY_BYTES: usize = 128 << 20;
 
 /// How long code that was interrupted at its deadline may take to end. Then its context is ended.
 const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
@@ -55,49 +55,6 @@ const INTERRUPT: i32 = 2;
 
 /// Bytes of a Python's last words that an error shows.
 const MAX_LAST_WORDS_BYTES: u64 = 4096;
-
-/// Why a run has no result. An exception of the code is none of these: it is in the [`Evaluation`].
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PythonError {
-    /// The interpreter did not start.
-    #[error(transparent)]
-    Spawn(#[from] SpawnError),
-    /// The interpreter started and did not become a context: it is none, or too old.
-    #[error("Python could not be made a context: {0}")]
-    Unfit(String),
-    /// The code is longer than [`MAX_CODE_BYTES`].
-    #[error("Code of {0} bytes is above the bound of {MAX_CODE_BYTES}")]
-    TooLong(usize),
-    /// The interpreter has ended: the code ended it (`os._exit`, a crash of an extension), it ran out of memory, or it was killed. The state
-    /// is lost; [`Python::restart`] makes a new one.
-    #[error("Python has ended and its state is lost: {0:?}")]
-    Ended(Outcome),
-    /// The code did not end when it was interrupted at its deadline; the interpreter was killed. The state is lost;
-    /// [`Python::restart`] makes a new one.
-    #[error(
-        "The code went on after its deadline and an interrupt: Python was ended and its state is lost"
-    )]
-    Stuck,
-    /// The machine ended.
-    #[error("{0}")]
-    MachineCrashed(Crash),
-    /// The sandbox's time was over.
-    #[error("The sandbox's time was over before the code ended")]
-    TimedOut,
-    /// The sandbox has met another of its ceilings.
-    #[error("The sandbox had used up its {0} before the code ended")]
-    LimitExceeded(Limit),
-    /// The sandbox was ended.
-    #[error("The sandbox was ended before the code ended")]
-    SandboxEnded,
-    /// The guest says what no context would: it was taken over.
-    #[error("The guest broke the protocol of Python contexts")]
-    Misbehaved,
-    /// The stream to the guest failed.
-    #[error("The stream to Python failed")]
-    Stream(#[source] io::Error),
-}
 
 /// Which of the two streams output went to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,19 +85,19 @@ pub struct Python {
     /// Locked for as long as a run takes.
     streams: Mutex<Streams>,
     child: RwLock<Child>,
-}
-
-#[derive(Debug)]
-struct Streams {
-    requests: ChildStdin,
-    frames: ChildStdout,
+    /// Interrupts that this interpreter was sent: one that arrives behind the run that it was for is none of the next run's.
+    interrupts: AtomicU32,
 }
 
 /// What the driver is asked.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Request<'a> {
-    Run(&'a str),
+    Run {
+        code: &'a str,
+        /// Interrupts that were sent for earlier runs.
+        interrupts: u32,
+    },
     Complete(&'a str),
 }
 
@@ -205,6 +162,7 @@ impl Python {
             command,
             streams: Mutex::new(streams),
             child: RwLock::new(child),
+            interrupts: AtomicU32::new(0),
         })
     }
 
@@ -233,7 +191,9 @@ impl Python {
     /// # Errors
     /// See [`SignalError`].
     pub fn interrupt(&self) -> Result<(), SignalError> {
-        self.child().signal(INTERRUPT)
+        let child = self.child();
+        self.interrupts.fetch_add(1, Ordering::SeqCst);
+        child.signal(INTERRUPT)
     }
 
     /// Ends the interpreter, also from under a run, and begins a new one without any state.
@@ -245,7 +205,10 @@ impl Python {
         let _ = self.child().kill();
         let mut streams = self.lock();
         let (child, fresh) = begin(&mut self.command.clone())?;
-        *self.child.write().unwrap_or_else(PoisonError::into_inner) = child;
+        let mut current = self.child.write().unwrap_or_else(PoisonError::into_inner);
+        *current = child;
+        self.interrupts.store(0, Ordering::SeqCst);
+        drop(current);
         *streams = fresh;
         Ok(())
     }
@@ -302,10 +265,18 @@ impl Python {
         let began = Instant::now();
         // A limit beyond what the clock can count is none.
         let mut deadline = limit.and_then(|limit| began.checked_add(limit));
-        self.ask(&mut streams, &Request::Run(code))?;
+        let interrupts = self.interrupts.load(Ordering::SeqCst);
+        self.ask(&mut streams, &Request::Run { code, interrupts })?;
         let mut found = Collected::default();
         loop {
-            let frame = match streams.receive(deadline) {
+            // Code that writes without an end leaves no moment in which there is nothing to read.
+            let is_late = deadline.is_some_and(|at| at <= Instant::now());
+            let received = if is_late {
+                Ok(None)
+            } else {
+                streams.receive(deadline)
+            };
+            let frame = match received {
                 Ok(Some(frame)) => frame,
                 Ok(None) if found.evaluation.timed_out => return Err(self.stuck()),
                 Ok(None) => {
@@ -414,102 +385,4 @@ fn why_unfit(child: &mut Child) -> PythonError {
     }
     let last = words.trim_ascii_end().rsplit(|byte| *byte == b'\n').next();
     PythonError::Unfit(one_line(last.unwrap_or_default()))
-}
-
-impl Streams {
-    /// The next frame; `None` where it has not begun by the deadline. One that has begun is waited for, as long as it goes on.
-    fn receive(&mut self, deadline: Option<Instant>) -> io::Result<Option<Frame>> {
-        if !self.wait(deadline)? {
-            return Ok(None);
-        }
-        let mut header = [0; HEADER_BYTES];
-        self.fill(&mut header)?;
-        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-        let (kind, length) = frame::header(header).ok_or_else(invalid)?;
-        let mut body = Vec::new();
-        // Memory is taken as bytes come, not as they are announced.
-        while body.len() < length {
-            let had = body.len();
-            body.resize(length.min(had + CHUNK_BYTES), 0);
-            self.fill(body.get_mut(had..).unwrap_or_default())?;
-        }
-        Frame::decode(kind, body).map(Some).ok_or_else(invalid)
-    }
-
-    fn fill(&mut self, mut bytes: &mut [u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            if !self.wait(Instant::now().checked_add(ANSWER_LIMIT))? {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            match self.frames.read(bytes) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => bytes = bytes.get_mut(count..).unwrap_or_default(),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether there is something to read, or the end, before the deadline.
-    fn wait(&self, deadline: Option<Instant>) -> io::Result<bool> {
-        loop {
-            let timeout = deadline.map(|at| {
-                let left = at.saturating_duration_since(Instant::now());
-                Timespec::try_from(left).unwrap_or(Timespec {
-                    tv_sec: i64::MAX,
-                    tv_nsec: 0,
-                })
-            });
-            let frames = self.frames.as_fd();
-            match poll(
-                &mut [PollFd::from_borrowed_fd(frames, PollFlags::IN)],
-                timeout.as_ref(),
-            ) {
-                Ok(ready) => return Ok(ready > 0),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-    }
-}
-
-/// Bytes of a frame that are waited for at one time.
-const CHUNK_BYTES: usize = 1 << 20;
-
-/// What a run has said so far.
-#[derive(Debug, Default)]
-struct Collected {
-    evaluation: Evaluation,
-    display_bytes: usize,
-}
-
-impl Collected {
-    fn take(&mut self, frame: Frame) {
-        let found = &mut self.evaluation;
-        match frame {
-            Frame::Output(bytes) => keep(&mut found.stdout, &bytes, &mut found.truncated),
-            Frame::Error(bytes) => keep(&mut found.stderr, &bytes, &mut found.truncated),
-            Frame::Display(shown) => {
-                let bytes: usize = shown.iter().map(|(_, bytes)| bytes.len()).sum();
-                if found.displays.len() < MAX_DISPLAYS
-                    && self.display_bytes + bytes <= MAX_DISPLAY_BYTES
-                {
-                    self.display_bytes += bytes;
-                    found.displays.push(shown);
-                } else {
-                    found.truncated = true;
-                }
-            }
-            Frame::Value(value) => found.value = Some(value),
-            Frame::Exception(exception) => found.exception = Some(exception),
-            Frame::Over | Frame::Complete(_) => {}
-        }
-    }
-}
-
-fn keep(kept: &mut Vec<u8>, bytes: &[u8], truncated: &mut bool) {
-    let room = MAX_EVALUATION_OUTPUT_BYTES.saturating_sub(kept.len());
-    *truncated |= bytes.len() > room;
-    kept.extend_from_slice(bytes.get(..room).unwrap_or(bytes));
 }

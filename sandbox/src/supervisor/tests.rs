@@ -1,7 +1,10 @@
 //! The state machine against a scripted machine and agent, over real sockets and with a real process. Whole
 //! machines are tested elsewhere: here stand the ends and the lies that a real one does not show on demand.
 
+#[cfg(feature = "tokio")]
+mod asynchronous;
 mod calls;
+mod commands;
 mod events;
 mod files;
 mod gate;

@@ -1,0 +1,158 @@
+//! Commands of a real guest: many, without a handle, killed.
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use sandvmm::{Outcome, Stdio};
+
+use crate::{Test, machine, machine_with, printed};
+
+pub(crate) const TESTS: &[Test] = &[
+    (
+        "a_hundred_commands_run_at_once_and_keep_their_own_streams",
+        hundred,
+    ),
+    (
+        "a_killed_command_takes_all_with_it_that_it_started",
+        killed_tree,
+    ),
+    ("a_detached_command_goes_on_and_is_attached_again", detached),
+];
+
+/// More commands than there are streams that may wait for theirs in the guest.
+const MANY: usize = 100;
+
+fn hundred() {
+    let sandbox = machine_with(512);
+    let mut children = Vec::new();
+    for number in 0..MANY {
+        let mut command = sandbox.command("sh");
+        command
+            .arg("-c")
+            .arg("echo ready $0; read line; echo $line; echo $0 >&2; exit $(($0 % 7))")
+            .arg(number.to_string())
+            .stdin(Stdio::piped());
+        children.push(command.spawn().unwrap());
+    }
+    for (number, child) in children.iter_mut().enumerate() {
+        let expected = format!("ready {number}\n");
+        let mut ready = vec![0; expected.len()];
+        child
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut ready)
+            .unwrap();
+        assert_eq!(String::from_utf8(ready).unwrap(), expected);
+    }
+    assert_eq!(
+        sandbox
+            .commands()
+            .iter()
+            .filter(|info| info.is_running)
+            .count(),
+        MANY
+    );
+    // One more is answered meanwhile.
+    let asked = Instant::now();
+    assert_eq!(printed(&sandbox, "sh", "echo one more"), "one more\n");
+    assert!(
+        asked.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        asked.elapsed()
+    );
+    for (number, child) in children.iter_mut().enumerate() {
+        let mut stdin = child.stdin.take().unwrap();
+        writeln!(stdin, "line {number}").unwrap();
+    }
+    for (number, child) in children.iter_mut().enumerate() {
+        let (mut stdout, mut stderr) = (String::new(), String::new());
+        child
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_to_string(&mut stdout)
+            .unwrap();
+        child
+            .stderr
+            .as_mut()
+            .unwrap()
+            .read_to_string(&mut stderr)
+            .unwrap();
+        assert_eq!(stdout, format!("line {number}\n"));
+        assert_eq!(stderr, format!("{number}\n"));
+        let code = i32::try_from(number % 7).unwrap();
+        assert_eq!(child.wait().outcome, Outcome::Exited(code));
+    }
+}
+
+/// What leaves the process group, the session and the parent, as daemons do.
+const TREE: &str =
+    "setsid sh -c 'trap \"\" TERM; (sleep 1001 &); sleep 1002' & sleep 1003 & echo up; wait";
+
+fn killed_tree() {
+    let sandbox = machine();
+    let mut command = sandbox.command("sh");
+    command.arg("-c").arg(TREE);
+    let begin = |command: &mut sandvmm::Command| {
+        let mut child = command.spawn().unwrap();
+        let mut up = [0; 3];
+        child.stdout.as_mut().unwrap().read_exact(&mut up).unwrap();
+        child
+    };
+
+    let mut killed = begin(&mut command);
+    let until = Instant::now() + Duration::from_secs(60);
+    while left(&sandbox) != "3" {
+        assert!(Instant::now() < until, "{}", left(&sandbox));
+    }
+    killed.kill().unwrap();
+    assert_eq!(killed.wait().outcome, Outcome::Signaled(9));
+    assert_eq!(left(&sandbox), "0");
+
+    // A handle that is dropped does the same.
+    drop(begin(&mut command));
+    let until = Instant::now() + Duration::from_secs(60);
+    while left(&sandbox) != "0" {
+        assert!(Instant::now() < until);
+    }
+}
+
+/// How many of the tree's processes there are.
+fn left(sandbox: &sandvmm::Sandbox) -> String {
+    printed(
+        sandbox,
+        "sh",
+        "cat /proc/[0-9]*/comm | grep -cx sleep; true",
+    )
+    .trim()
+    .to_owned()
+}
+
+fn detached() {
+    let sandbox = machine();
+    let mut command = sandbox.command("sh");
+    command
+        .arg("-c")
+        .arg("echo first; read line; echo $line; exit 4")
+        .stdin(Stdio::piped());
+
+    let id = command.spawn().unwrap().detach();
+    let listed = sandbox.commands();
+    let mut child = sandbox.attach(id).unwrap();
+    writeln!(child.stdin.take().unwrap(), "second").unwrap();
+    let mut text = String::new();
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
+
+    assert_eq!(
+        (listed.len(), listed[0].id, listed[0].is_detached),
+        (1, id, true)
+    );
+    assert_eq!(text, "first\nsecond\n");
+    assert_eq!(child.wait().outcome, Outcome::Exited(4));
+}
