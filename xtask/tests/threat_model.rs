@@ -13,11 +13,15 @@ use std::path::{Path, PathBuf};
 const DOCUMENT: &str = "docs/threat-model.md";
 
 /// Programs of tests that are not plain functions: their tests' names stand in them as text.
-const HARNESSES: [&str; 4] = [
+const HARNESSES: [&str; 8] = [
     "tests/hostile/table.rs",
     "tests/hostile/main.rs",
     "jailer/tests/cell/main.rs",
     "tests/cell/main.rs",
+    "tests/library/calls.rs",
+    "tests/library/commands.rs",
+    "tests/library/egress.rs",
+    "tests/library/python.rs",
 ];
 
 /// How far above a function its attribute may stand, in lines.
