@@ -4,6 +4,56 @@ use sandvmm::{PauseError, Sandbox};
 
 use super::{machine, shell};
 
+/// How often it is put on disk and taken from there.
+const CYCLES: usize = 20;
+
+/// A digest of all files that the sandbox has, by name, permissions and content: those of a machine's names, which are new, and what is no file left out.
+const TREE: &str = "cd /; find home tmp var opt srv root -xdev -type f -printf '%p %m %U %s ' -exec sha256sum {} ';' | sort | sha256sum";
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn twenty_times_put_on_disk_every_file_is_as_it_was() {
+    let name = format!("test-{}", std::process::id());
+    let mut sandbox = Sandbox::builder()
+        .memory_mib(super::MEMORY_MIB)
+        .hostname("kept")
+        .start()
+        .unwrap();
+    shell(
+        &sandbox,
+        "mkdir -p ~/tree/a/b; for n in $(seq 30); do head -c $((n * 997)) /dev/urandom > ~/tree/a/b/$n; done
+         ln -s a/b ~/tree/link; chmod 600 ~/tree/a/b/7
+         (n=0; while true; do n=$((n+1)); echo $n > /dev/shm/count; sleep 0.05; done) > /dev/null 2>&1 &",
+    );
+    let tree = |sandbox: &Sandbox| {
+        let digest = sandbox
+            .command("sh")
+            .args(["-c", TREE])
+            .user("root")
+            .output()
+            .unwrap();
+        assert!(digest.completion.outcome.success(), "{digest:?}");
+        digest.stdout
+    };
+    for cycle in 0..CYCLES {
+        shell(&sandbox, &format!("echo {cycle} > ~/tree/{cycle}"));
+        let before = tree(&sandbox);
+
+        sandbox.pause(&name).unwrap();
+        sandbox = Sandbox::resume(&name).unwrap();
+
+        assert_eq!(tree(&sandbox), before, "cycle {cycle}");
+        assert_eq!(shell(&sandbox, "uname -n"), "kept\n");
+    }
+    assert_eq!(
+        shell(&sandbox, "ls ~/tree | wc -l"),
+        format!("{}\n", CYCLES + 2)
+    );
+    // It was resumed: there is nothing left to go on with.
+    let error = Sandbox::resume(&name).unwrap_err();
+    assert!(matches!(error, PauseError::Missing { .. }), "{error:?}");
+}
+
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn a_name_is_taken_once_and_a_sandbox_that_was_put_on_disk_is_over() {
