@@ -8,7 +8,7 @@ use crate::error::SpawnError;
 use crate::limit::Limit;
 use crate::outcome::Outcome;
 
-/// Why a run has no result. An exception of the code is none of these: it is in the [`Evaluation`].
+/// Why a run has no result. An exception of the code is none of these: it is in the [`Evaluation`](super::Evaluation).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PythonError {
@@ -22,11 +22,11 @@ pub enum PythonError {
     #[error("Code of {0} bytes is above the bound of {MAX_CODE_BYTES}")]
     TooLong(usize),
     /// The interpreter has ended: the code ended it (`os._exit`, a crash of an extension), it ran out of memory, or it was killed. The state
-    /// is lost; [`Python::restart`] makes a new one.
+    /// is lost; [`Python::restart`](super::Python::restart) makes a new one.
     #[error("Python has ended and its state is lost: {0:?}")]
     Ended(Outcome),
     /// The code did not end when it was interrupted at its deadline; the interpreter was killed. The state is lost;
-    /// [`Python::restart`] makes a new one.
+    /// [`Python::restart`](super::Python::restart) makes a new one.
     #[error(
         "The code went on after its deadline and an interrupt: Python was ended and its state is lost"
     )]

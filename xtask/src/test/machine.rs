@@ -26,13 +26,17 @@ const PROGRAM_MAX_S: u32 = 45 * 60;
 /// itself. With 10.0.2 the host's kernel also dies in one of a hundred boots; 10.0.13 did neither in some hundred.
 const HOST_DEATHS_MAX: u32 = 4;
 const TRIES_MAX: u32 = 3;
-/// Programs with which the whole-machine tests make their own images.
-const NEEDS: [Need; 5] = [
+/// Programs with which the whole-machine tests make their own images and the network outside.
+const NEEDS: [Need; 9] = [
     Need::new("busybox", "busybox-static"),
     Need::new("cpio", "cpio"),
+    Need::new("curl", "curl"),
+    Need::new("ip", "iproute2"),
     Need::new("mkfs.erofs", "erofs-utils"),
     Need::new("mkfs.ext4", "e2fsprogs"),
     Need::new("mksquashfs", "squashfs-tools"),
+    Need::new("openssl", "openssl"),
+    Need::new("python3", "python3"),
 ];
 /// Exit code of timeout(1) for a command that it ended.
 const EXIT_TIMED_OUT: u8 = 124;
