@@ -7,6 +7,8 @@ mod pool;
 mod time;
 mod traffic;
 
+use std::time::Duration;
+
 use sandvmm::{Command, Outcome, Sandbox, Template};
 
 /// Memory of these machines in MiB.
@@ -33,8 +35,12 @@ impl Drop for Named {
     }
 }
 
+/// After this a machine counts as hung.
+const HUNG_AFTER: Duration = Duration::from_secs(600);
+
 fn machine() -> Sandbox {
-    Sandbox::builder().memory_mib(MEMORY_MIB).start().unwrap()
+    let builder = Sandbox::builder().memory_mib(MEMORY_MIB);
+    builder.timeout(Some(HUNG_AFTER)).start().unwrap()
 }
 
 /// One with a warm interpreter.

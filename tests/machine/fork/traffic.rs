@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sandvmm::{Sandbox, Stdio};
 use sha2::{Digest, Sha256};
@@ -14,6 +14,18 @@ const SNAPSHOTS: usize = 3;
 
 /// Bytes that go to a fork and back.
 const ECHO_BYTES: usize = 2 << 20;
+
+/// After this the stream counts as stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(120);
+
+/// Ends the traffic, also where the test fails: its threads are waited for.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
 
 /// What each fork reads of its disk, past its cache.
 const DISK: &str = "echo 3 > /proc/sys/vm/drop_caches; cat /usr/lib/python3*/*.py | sha256sum";
@@ -81,9 +93,12 @@ fn a_machine_saved_under_traffic_loses_nothing_and_its_forks_work() {
                 came.fetch_add(count as u64, Ordering::SeqCst);
             }
         });
+        let over = Over(&is_over);
         for number in 0..SNAPSHOTS {
             let before = came.load(Ordering::SeqCst);
+            let since = Instant::now();
             while came.load(Ordering::SeqCst) < before + (1 << 20) {
+                assert!(!receiving.is_finished() && since.elapsed() < STUCK_AFTER);
                 std::thread::sleep(Duration::from_millis(10));
             }
             let template = Named::of(&parent, &format!("traffic-{number}"));
@@ -99,7 +114,7 @@ fn a_machine_saved_under_traffic_loses_nothing_and_its_forks_work() {
                 "for n in $(seq 300); do pidof cat || exit 0; sleep 0.1; done; exit 1",
             );
         }
-        is_over.store(true, Ordering::SeqCst);
+        drop(over);
         assert_eq!(sending.join().unwrap(), receiving.join().unwrap());
     });
     assert_eq!(went.into_inner(), came.into_inner());
