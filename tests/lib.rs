@@ -9,15 +9,49 @@
 )]
 
 use std::ffi::OsStr;
+use std::fs::OpenOptions;
 use std::io::Read;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 
 /// After this a run counts as hung, wherever it hangs. Generous: the processor may be emulated.
 pub const HUNG_AFTER: Duration = Duration::from_secs(240);
+
+/// Seconds since the epoch, on this host's clock.
+#[must_use]
+pub fn now_s() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("the clock is after 1970")
+        .as_secs_f64()
+}
+
+/// A test of a program with a harness of its own, and its name.
+pub type NamedTest = (&'static str, fn());
+
+/// Runs these tests, one at a time unless the command line says otherwise; without `/dev/kvm` they are named as ignored.
+#[must_use]
+pub fn run_on_kvm(tests: impl IntoIterator<Item = NamedTest>) -> ExitCode {
+    let has_kvm = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_ok();
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    let trials = tests.into_iter().map(|(name, test)| {
+        Trial::test(name, move || {
+            test();
+            Ok::<(), Failed>(())
+        })
+        .with_ignored_flag(!has_kvm)
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+}
 
 /// One call of the command.
 #[derive(Debug)]

@@ -267,18 +267,9 @@ pub(crate) struct RunArgs {
     /// Write what happens in the sandbox to FILE as it happens, one JSON object a line
     #[arg(long, value_name = "FILE")]
     pub(crate) events: Option<PathBuf>,
-    /// Set a variable, or hand on the host's when only KEY is given; may be repeated
-    #[arg(short = 'e', long = "env", value_name = "KEY[=VALUE]")]
-    pub(crate) env: Vec<OsString>,
-    /// Set the variables of a file, one KEY=VALUE a line; may be repeated
-    #[arg(long, value_name = "FILE")]
-    pub(crate) env_file: Vec<PathBuf>,
-    /// Working folder in the guest [default: the user's home]
-    #[arg(short = 'w', long = "workdir", value_name = "DIR")]
-    pub(crate) workdir: Option<PathBuf>,
-    /// Who runs it, by name or number [default: an unprivileged user]
-    #[arg(short = 'u', long = "user", value_name = "USER[:GROUP]")]
-    pub(crate) user: Option<String>,
+    /// What the program finds around it.
+    #[command(flatten)]
+    pub(crate) program: ProgramArgs,
     /// Copy a file or folder into the guest before the program starts: the copy gets GUEST as its path; may be repeated
     #[arg(long, value_name = "HOST:GUEST", value_parser = copy_parser())]
     pub(crate) upload: Vec<Copy>,
@@ -335,18 +326,9 @@ pub(crate) struct RunArgs {
     pub(crate) machine: MachineArgs,
 }
 
-/// `sandvmm repl`.
+/// What a program finds around it.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct ReplArgs {
-    /// Longest time for all of it, for example 10m; 0 for none
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
-    pub(crate) timeout: Timeout,
-    /// Longest time for each input; it is interrupted then. 0 for none
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
-    pub(crate) deadline: Timeout,
-    /// Keep figures of matplotlib, and other images, as files of this folder
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) figures: Option<PathBuf>,
+pub(crate) struct ProgramArgs {
     /// Set a variable, or hand on the host's when only KEY is given; may be repeated
     #[arg(short = 'e', long = "env", value_name = "KEY[=VALUE]")]
     pub(crate) env: Vec<OsString>,
@@ -359,6 +341,23 @@ pub(crate) struct ReplArgs {
     /// Who runs it, by name or number [default: an unprivileged user]
     #[arg(short = 'u', long = "user", value_name = "USER[:GROUP]")]
     pub(crate) user: Option<String>,
+}
+
+/// `sandvmm repl`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReplArgs {
+    /// Longest time for all of it, for example 10m; 0 for none
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    pub(crate) timeout: Timeout,
+    /// Longest time for each input; it is interrupted then. 0 for none
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    pub(crate) deadline: Timeout,
+    /// Keep figures of matplotlib, and other images, as files of this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) figures: Option<PathBuf>,
+    /// What the program finds around it.
+    #[command(flatten)]
+    pub(crate) program: ProgramArgs,
     /// Fork this template [default: boot]
     #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
     pub(crate) template: Option<String>,
@@ -574,9 +573,12 @@ mod tests {
 
         assert_eq!((args.machine.cpus, args.machine.memory), (4, 2048));
         assert_eq!(args.timeout, Timeout(None));
-        assert_eq!(args.env, [OsString::from("A=1"), OsString::from("B")]);
+        assert_eq!(
+            args.program.env,
+            [OsString::from("A=1"), OsString::from("B")]
+        );
         assert!(args.interactive && args.tty && args.verbose);
-        assert_eq!(args.user.as_deref(), Some("root:root"));
+        assert_eq!(args.program.user.as_deref(), Some("root:root"));
     }
 
     #[test]

@@ -14,46 +14,24 @@ mod egress;
 mod examples;
 mod python;
 
-use std::fs::OpenOptions;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use sandvmm::{Output, Sandbox};
-
-/// After this a machine counts as hung.
-const HUNG_AFTER: Duration = Duration::from_secs(240);
-
-/// A test and its name.
-type Test = (&'static str, fn());
+use sandvmm_tests::{HUNG_AFTER, NamedTest as Test, run_on_kvm};
 
 fn main() -> ExitCode {
     sandvmm::init();
-    let has_kvm = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .is_ok();
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(1);
-    let trials = [
-        asynchronous::TESTS,
-        calls::TESTS,
-        commands::TESTS,
-        egress::TESTS,
-        examples::TESTS,
-        python::TESTS,
-    ]
-    .concat()
-    .into_iter()
-    .map(|(name, test)| {
-        Trial::test(name, move || {
-            test();
-            Ok::<(), Failed>(())
-        })
-        .with_ignored_flag(!has_kvm)
-    });
-    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+    run_on_kvm(
+        [
+            asynchronous::TESTS,
+            calls::TESTS,
+            commands::TESTS,
+            egress::TESTS,
+            examples::TESTS,
+            python::TESTS,
+        ]
+        .concat(),
+    )
 }
 
 fn machine() -> Sandbox {

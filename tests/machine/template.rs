@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use sandvmm::{Images, Outcome, Sandbox, Template};
-use sandvmm_tests::{Call, HUNG_AFTER, run, sandvmm};
+use sandvmm_tests::{Call, HUNG_AFTER, now_s, run, sandvmm};
 use tempfile::TempDir;
 
 /// What the host's clock may be ahead of a guest's that has just read its own, on an emulated processor.
@@ -46,13 +46,6 @@ impl Home {
         let fixed = ["template", "build", name, "--memory", "128M"];
         self.sandvmm(&[&fixed, args].concat()).done().expect(0);
     }
-}
-
-fn now_s() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap()
-        .as_secs_f64()
 }
 
 #[test]

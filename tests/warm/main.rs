@@ -9,19 +9,15 @@
     reason = "an expectation that is not met is a failed test"
 )]
 
-use std::fs::OpenOptions;
 use std::io::Read;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use sandvmm::{Command, Outcome, Output, Sandbox};
+use sandvmm_tests::{HUNG_AFTER, NamedTest, run_on_kvm};
 
 /// Longest wait for a process in reserve, also on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// After this a machine counts as hung.
-const HUNG_AFTER: Duration = Duration::from_secs(240);
 
 /// What the tests here compare of a run: who it is and where.
 const SELF: &str = "import os
@@ -34,14 +30,7 @@ print([line for line in open('/proc/self/status') if line[:3] in ('Cap', 'NoN', 
 
 fn main() -> ExitCode {
     sandvmm::init();
-    let has_kvm = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .is_ok();
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(1);
-    let tests: [(&str, fn()); 4] = [
+    let tests: [NamedTest; 4] = [
         (
             "a_forked_run_is_the_user_and_the_process_that_a_new_one_would_be",
             same_process,
@@ -59,14 +48,7 @@ fn main() -> ExitCode {
             killed_alone,
         ),
     ];
-    let trials = tests.map(|(name, test)| {
-        Trial::test(name, move || {
-            test();
-            Ok::<(), Failed>(())
-        })
-        .with_ignored_flag(!has_kvm)
-    });
-    libtest_mimic::run(&arguments, trials.into()).exit_code()
+    run_on_kvm(tests)
 }
 
 /// A machine with little memory, so that using it up takes an emulated processor no minutes.

@@ -131,8 +131,10 @@ fn begin<'a>(
     called_at: Instant,
     shared: &'a Shared,
 ) -> Result<&'a Python, (u8, String)> {
-    let variables = environment::collect(&args.env_file, &args.env, &|name| std::env::var_os(name))
-        .map_err(|error| (USAGE, notice::sentence(&error)))?;
+    let variables = environment::collect(&args.program.env_file, &args.program.env, &|name| {
+        std::env::var_os(name)
+    })
+    .map_err(|error| (USAGE, notice::sentence(&error)))?;
     let sandbox = builder(args, called_at)?
         .timeout(args.timeout.0)
         .begin()
@@ -142,10 +144,10 @@ fn begin<'a>(
     sandbox.wait_ready().map_err(|error| failed(&error))?;
     let mut command = sandbox.command(PYTHON);
     command.envs(variables.iter().map(|(key, value)| (key, value)));
-    if let Some(folder) = &args.workdir {
+    if let Some(folder) = &args.program.workdir {
         command.current_dir(folder);
     }
-    if let Some(user) = &args.user {
+    if let Some(user) = &args.program.user {
         command.user(user);
     }
     let python = command.python().map_err(|error| failed(&error))?;

@@ -72,8 +72,9 @@ impl Plan {
             }
             Program::Command(name, rest) => Target::Words(words([name.as_os_str()], rest)),
         };
-        let variables =
-            environment::collect(&args.env_file, &args.env, &|name| std::env::var_os(name))?;
+        let variables = environment::collect(&args.program.env_file, &args.program.env, &|name| {
+            std::env::var_os(name)
+        })?;
         if args.tty && !terminal::is_input_terminal() {
             return Err(PlanError::NoTerminal);
         }

@@ -356,8 +356,8 @@ impl Session {
             Target::Script(script, rest) => {
                 let name = PathBuf::from(script.name());
                 // In the user's home it has its bare name, and a short one comes with the request to run it.
-                if self.args.user.is_none()
-                    && self.args.workdir.is_none()
+                if self.args.program.user.is_none()
+                    && self.args.program.workdir.is_none()
                     && let Some(content) = script.short(MAX_FILE_BYTES)
                 {
                     let mut words = script.command_line(&name);
@@ -370,7 +370,7 @@ impl Session {
                 }
                 let (written, is_home) = self.put(sandbox, &name, script.reader())?;
                 // In its own folder a script is called by its bare name; from another one that can't be.
-                let path = if self.args.workdir.is_some() || !is_home {
+                let path = if self.args.program.workdir.is_some() || !is_home {
                     &written
                 } else {
                     &name
@@ -399,7 +399,7 @@ impl Session {
     /// The guest's files as the program's user sees them.
     fn files<'a>(&self, sandbox: &'a Sandbox) -> Files<'a> {
         let files = sandbox.files();
-        match &self.args.user {
+        match &self.args.program.user {
             Some(user) => files.user(user),
             None => files,
         }
@@ -421,7 +421,7 @@ impl Session {
         self.wait_ready(sandbox)?;
         let files = self.files(sandbox).mode(SCRIPT_MODE);
         let failed = |error| Verdict::file(&error, self.limits());
-        if self.args.user.is_none() {
+        if self.args.program.user.is_none() {
             return Ok((files.write(name, script).map_err(failed)?, true));
         }
         // It may be a stream, and is wanted twice.
@@ -452,10 +452,10 @@ impl Session {
         command
             .args(rest)
             .envs(self.plan.variables.iter().map(|(key, value)| (key, value)));
-        if let Some(folder) = &self.args.workdir {
+        if let Some(folder) = &self.args.program.workdir {
             command.current_dir(folder);
         }
-        if let Some(user) = &self.args.user {
+        if let Some(user) = &self.args.program.user {
             command.user(user);
         }
         if let Some(mib) = self.args.max_output {

@@ -1,8 +1,8 @@
 //! Nothing that is to be a machine's own is in two of a hundred forks.
 
 use std::collections::HashMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use sandvmm_tests::now_s;
 use serde_json::Value;
 
 use super::{Named, python, shell, warmed};
@@ -46,13 +46,6 @@ try: import numpy
 except ImportError: numpy = None
 random.random(), secrets.token_hex(8), uuid.uuid4(), uuid.uuid1(), ssl.RAND_bytes(8), tempfile.mktemp()
 if numpy: numpy.random.random()";
-
-fn now_s() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap()
-        .as_secs_f64()
-}
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]

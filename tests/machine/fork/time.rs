@@ -1,9 +1,11 @@
 //! A fork's clocks, when its template is no longer young.
 
 use std::io::{BufRead, BufReader, Write};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use sandvmm::{Sandbox, Stdio};
+
+use sandvmm_tests::now_s;
 
 use super::{Named, python, shell, warmed};
 
@@ -52,13 +54,6 @@ while True:
     if now - last > 30: over('JUMP')
     last = now
     time.sleep(0.001)";
-
-fn now_s() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap()
-        .as_secs_f64()
-}
 
 /// How far the guest's wall clock is ahead of the host's, at least: half of the time of an answer is not known.
 fn clock_error_s(sandbox: &Sandbox) -> f64 {
