@@ -1,25 +1,31 @@
-//! Which QEMU emulates the host: the installed one where it is new enough, else the one of a newer Debian, with its own libraries.
+//! Which QEMU emulates the host: the one of a newer Debian, with its own libraries and mended; else the installed one.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::Command;
 
+use super::mend::{self, MendError};
 use crate::cache::{Cache, Key};
 use crate::packages::release::{self, ReleaseError};
+use crate::packages::{self, Need, PackageError};
 use crate::progress::Progress;
 use crate::tool;
 
 /// Name of the program, installed and in a package.
-pub(super) const PROGRAM: &str = "qemu-system-x86_64";
+const PROGRAM: &str = "qemu-system-x86_64";
 /// The least version in whose nested virtualization guests live long enough. In QEMU 10.0.2 some hundred boots kill the host's kernel
 /// (an interrupt between a guest's exit and the return of that kernel's own GS base), and one of 12 guests with two processors ends
-/// in a triple fault; 10.0.13 died once in two runs of all tests, and ended none of 60.
+/// in a triple fault.
 const VERSION_MIN: Version = (10, 0, 13);
 /// The Debian release whose QEMU is new enough, and the package.
 const RELEASE: &str = "trixie";
 const PACKAGE: &str = "qemu-system-x86";
-/// Where the packages have libraries, below their root.
+/// Where the packages have programs and libraries, below their root.
+const FOLDER: &str = "usr/bin";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+
+/// What is installed where that release's packages cannot be had.
+const NEEDS: [Need; 1] = [Need::new(PROGRAM, PACKAGE)];
 
 /// Major, minor and patch.
 type Version = (u32, u32, u32);
@@ -33,6 +39,9 @@ enum NewerError {
     /// The cache could not be used.
     #[error(transparent)]
     Cache(#[from] crate::cache::CacheError),
+    /// It could not be mended.
+    #[error(transparent)]
+    Mend(#[from] MendError),
     /// What was had does not start, or is not new enough either.
     #[error("The one of Debian {RELEASE} is not new enough, or does not start")]
     Unfit,
@@ -46,37 +55,36 @@ pub(super) struct Emulator {
 }
 
 impl Emulator {
-    /// Finds the QEMU to use: the installed one, or a newer one in the cache, which is filled the first time. Where none is new
-    /// enough it is the installed one, and the developer is told.
-    pub(super) fn find(cache: &Cache, progress: &Progress) -> Self {
+    /// Finds the QEMU to use: that of Debian [`RELEASE`] in the cache, mended, which is had the first time. Where that cannot be,
+    /// it is the installed one, and the developer is told.
+    pub(super) fn find(cache: &Cache, progress: &Progress) -> Result<Self, PackageError> {
+        let error = match Self::newer(cache, progress) {
+            Ok(newer) => return Ok(newer),
+            Err(error) => error,
+        };
+        packages::ensure(&NEEDS, progress)?;
         let installed = Self { unpacked: None };
-        let version = installed.version();
-        if version.is_some_and(|version| version >= VERSION_MIN) {
-            return installed;
-        }
-        match Self::newer(cache, progress) {
-            Ok(newer) => newer,
-            Err(error) => {
-                let said = version.map_or_else(|| "unknown".to_owned(), shown);
-                let min = shown(VERSION_MIN);
-                progress.say(&format!(
-                    "The emulated host has QEMU {said}, with which guests and the host itself may crash; there is no QEMU {min} \
-                     here: {error}"
-                ));
-                installed
-            }
-        }
+        let said = installed
+            .version()
+            .map_or_else(|| "unknown".to_owned(), shown);
+        progress.say(&format!(
+            "The emulated host has the installed QEMU, {said}, with which guests and the host itself may crash: no mended QEMU {} \
+             can be had: {error}",
+            shown(VERSION_MIN)
+        ));
+        Ok(installed)
     }
 
-    /// The QEMU of a newer Debian.
+    /// The QEMU of a newer Debian, without what is wrong in it.
     fn newer(cache: &Cache, progress: &Progress) -> Result<Self, NewerError> {
         let min = shown(VERSION_MIN);
         let root = cache.entry(
             "host-qemu",
-            &Key::of([RELEASE, PACKAGE, &*min]),
-            |staging| {
+            &Key::of([RELEASE, PACKAGE, &*min, mend::INJECTION]),
+            |staging| -> Result<(), NewerError> {
                 let _step = progress.begin("Getting a newer QEMU for the emulated host");
-                release::unpack(RELEASE, PACKAGE, staging)
+                release::unpack(RELEASE, PACKAGE, staging)?;
+                Ok(mend::mend(&staging.join(FOLDER).join(PROGRAM))?)
             },
         )?;
         let newer = Self {
@@ -122,7 +130,7 @@ impl Emulator {
         [
             "--library-path".as_ref(),
             root.join(LIBRARIES).as_os_str(),
-            root.join("usr/bin").join(PROGRAM).as_os_str(),
+            root.join(FOLDER).join(PROGRAM).as_os_str(),
             "-L".as_ref(),
             root.join("usr/share/qemu").as_os_str(),
             "-L".as_ref(),

@@ -6,6 +6,7 @@
 pub(crate) mod agent;
 mod emulator;
 mod guest;
+mod mend;
 mod qemu;
 mod resident;
 mod wire;
@@ -39,10 +40,7 @@ const EXIT_BROKEN_PIPE: u8 = 141;
 /// How long the emulated host may take to boot: it takes 4 s on an idle machine, and a busy one may have a tenth of that for it.
 const BOOT_MAX: Duration = Duration::from_secs(180);
 /// What the emulated host is run by.
-const NEEDS: [Need; 2] = [
-    Need::new(emulator::PROGRAM, "qemu-system-x86"),
-    Need::new("setpriv", "util-linux"),
-];
+const NEEDS: [Need; 1] = [Need::new("setpriv", "util-linux")];
 
 /// Why a command could not be run on a KVM host.
 #[derive(Debug, thiserror::Error)]
@@ -242,7 +240,7 @@ impl HostCommand {
         packages::ensure(&NEEDS, progress)?;
         let cache = Cache::open()?;
         let guest = guest::prepare(&cache, progress)?;
-        let emulator = Emulator::find(&cache, progress);
+        let emulator = Emulator::find(&cache, progress)?;
         let shares = workspace.shares();
         let agent = own_program().map_err(failed("find this program"))?;
         let plan = Plan {
