@@ -10,6 +10,10 @@ use sandvmm::cell::Part;
 
 use crate::quantity::{QuantityError, parse_memory_mib, parse_timeout};
 use crate::run::{Copy, HostFunction, Publish, parse_publish, parse_rule};
+use crate::session::args::{
+    CpArgs, ExecArgs, KillArgs, LsArgs, PsArgs, ResumeArgs, START_EXAMPLES, SessionArgs, ShellArgs,
+    StartArgs, StopArgs,
+};
 use crate::template::{parse_copy, parse_secret};
 
 /// Runs that `bench` makes unless told otherwise.
@@ -55,6 +59,29 @@ pub(crate) enum Task {
     Run(Box<RunArgs>),
     /// A prompt of Python in a fresh virtual machine; Ctrl-C interrupts, Ctrl-D ends
     Repl(Box<ReplArgs>),
+    /// Start a sandbox that stays, under a name: the other tasks below find it by that
+    #[command(after_help = START_EXAMPLES)]
+    Start(Box<StartArgs>),
+    /// Run a command in a sandbox that was started, and end with its status; `run` lists the exit codes
+    Exec(Box<ExecArgs>),
+    /// A shell, at a terminal, in a sandbox that was started
+    Shell(ShellArgs),
+    /// Copy a file or folder into a sandbox that was started, or out of it: one of both is NAME:PATH
+    Cp(CpArgs),
+    /// Show the commands that run in a sandbox: number, age, words
+    Ps(PsArgs),
+    /// End a command of a sandbox, with all that it started
+    Kill(KillArgs),
+    /// Show what detached commands (`exec -d`) have printed: its last MiBs
+    Logs(SessionArgs),
+    /// End sandboxes that were started; nothing of them is left
+    Stop(StopArgs),
+    /// Show the sandboxes that were started: name, state, processors, memory, age
+    Ls(LsArgs),
+    /// Put a sandbox on disk, files and memory, under its name, and end it; `resume` goes on with it
+    Pause(SessionArgs),
+    /// Go on with a sandbox that was paused
+    Resume(ResumeArgs),
     /// Machines that were booted and warmed once, to be forked by `run`
     #[command(subcommand)]
     Template(TemplateTask),
@@ -258,25 +285,48 @@ pub(crate) struct RunArgs {
     /// Longest time for all of it, for example 30s, 1m30s or 500ms; 0 for none
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = Timeout::parse)]
     pub(crate) timeout: Timeout,
-    /// Most processor time of the machine's process, boot included, for example 10s; 0 for no bound
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
-    pub(crate) cpu_time: Timeout,
     /// End the program when it has written more than this, for example 64M
     #[arg(long, value_name = "SIZE", value_parser = parse_memory_mib)]
     pub(crate) max_output: Option<u32>,
-    /// Write what happens in the sandbox to FILE as it happens, one JSON object a line
-    #[arg(long, value_name = "FILE")]
-    pub(crate) events: Option<PathBuf>,
     /// What the program finds around it.
     #[command(flatten)]
     pub(crate) program: ProgramArgs,
-    /// Copy a file or folder into the guest before the program starts: the copy gets GUEST as its path; may be repeated
-    #[arg(long, value_name = "HOST:GUEST", value_parser = copy_parser())]
-    pub(crate) upload: Vec<Copy>,
     /// Copy a file or folder out of the guest when the program has ended: the copy gets HOST as its path. Links,
     /// devices, pipes and sockets stay there; may be repeated
     #[arg(long, value_name = "GUEST:HOST", value_parser = copy_parser())]
     pub(crate) download: Vec<Copy>,
+    /// Give it standard input; it is empty otherwise
+    #[arg(short = 'i', long = "interactive")]
+    pub(crate) interactive: bool,
+    /// Give it a terminal of the size of this one, and the keys typed here
+    #[arg(short = 't', long = "tty", conflicts_with = "json")]
+    pub(crate) tty: bool,
+    /// Print one JSON object with output, reason, clocks and usage, and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Keep sandvmm's own messages to itself; the program's output still shows
+    #[arg(short = 'q', long, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Show the guest kernel's messages and when each phase was reached, on standard error
+    #[arg(short = 'v', long)]
+    pub(crate) verbose: bool,
+    /// The sandbox.
+    #[command(flatten)]
+    pub(crate) sandbox: SandboxArgs,
+}
+
+/// The sandbox that `run` and `start` make.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SandboxArgs {
+    /// Most processor time of the machine's process, boot included, for example 10s; 0 for no bound
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    pub(crate) cpu_time: Timeout,
+    /// Write what happens in the sandbox to FILE as it happens, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) events: Option<PathBuf>,
+    /// Copy a file or folder into the guest before the program starts: the copy gets GUEST as its path; may be repeated
+    #[arg(long, value_name = "HOST:GUEST", value_parser = copy_parser())]
+    pub(crate) upload: Vec<Copy>,
     /// Let the guest call PROGRAM as `host.NAME(...)` of Python's module `sandvmm`, or as `sandvmm-call NAME JSON`: it is started
     /// here for each call, gets the arguments as JSON on its standard input, and prints the result as JSON; may be
     /// repeated
@@ -293,21 +343,6 @@ pub(crate) struct RunArgs {
     /// How much a workspace that is made can hold
     #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_memory_mib, requires = "workspace")]
     pub(crate) workspace_size: u32,
-    /// Give it standard input; it is empty otherwise
-    #[arg(short = 'i', long = "interactive")]
-    pub(crate) interactive: bool,
-    /// Give it a terminal of the size of this one, and the keys typed here
-    #[arg(short = 't', long = "tty", conflicts_with = "json")]
-    pub(crate) tty: bool,
-    /// Print one JSON object with output, reason, clocks and usage, and nothing else
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Keep sandvmm's own messages to itself; the program's output still shows
-    #[arg(short = 'q', long, conflicts_with = "verbose")]
-    pub(crate) quiet: bool,
-    /// Show the guest kernel's messages and when each phase was reached, on standard error
-    #[arg(short = 'v', long)]
-    pub(crate) verbose: bool,
     /// Fork this template [default: `default`, where it exists and has the processors, memory and images that are asked for]
     #[arg(long, value_name = "NAME",
           conflicts_with_all = ["cold", "kernel", "initrd", "rootfs", "cpus", "memory", "workspace", "disk"])]
@@ -401,7 +436,7 @@ fn host_function_parser() -> impl TypedValueParser<Value = HostFunction> {
 pub(crate) struct Timeout(pub(crate) Option<Duration>);
 
 impl Timeout {
-    fn parse(text: &str) -> Result<Self, QuantityError> {
+    pub(crate) fn parse(text: &str) -> Result<Self, QuantityError> {
         parse_timeout(text).map(Self)
     }
 }
@@ -536,7 +571,10 @@ mod tests {
     fn the_defaults_are_the_documented_ones() {
         let (args, _) = parse(&["a.py"]).unwrap();
 
-        assert_eq!((args.machine.cpus, args.machine.memory), (1, 256));
+        assert_eq!(
+            (args.sandbox.machine.cpus, args.sandbox.machine.memory),
+            (1, 256)
+        );
         assert_eq!(args.timeout, Timeout(Some(Duration::from_secs(30))));
         assert!(!args.interactive && !args.tty && !args.json && !args.quiet && !args.verbose);
     }
@@ -571,7 +609,10 @@ mod tests {
         ])
         .unwrap();
 
-        assert_eq!((args.machine.cpus, args.machine.memory), (4, 2048));
+        assert_eq!(
+            (args.sandbox.machine.cpus, args.sandbox.machine.memory),
+            (4, 2048)
+        );
         assert_eq!(args.timeout, Timeout(None));
         assert_eq!(
             args.program.env,
@@ -587,10 +628,13 @@ mod tests {
         let (whole, _) = parse(&["--require-cgroup", "a.py"]).unwrap();
 
         assert_eq!(
-            args.machine.dangerously_leave_out,
+            args.sandbox.machine.dangerously_leave_out,
             [Part::Seccomp, Part::Cgroup]
         );
-        assert!(whole.machine.require_cgroup && whole.machine.dangerously_leave_out.is_empty());
+        assert!(
+            whole.sandbox.machine.require_cgroup
+                && whole.sandbox.machine.dangerously_leave_out.is_empty()
+        );
         assert_eq!(
             parse(&["--dangerously-leave-out", "walls", "a.py"]).unwrap_err(),
             ErrorKind::ValueValidation

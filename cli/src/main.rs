@@ -13,6 +13,7 @@ mod output;
 mod quantity;
 mod repl;
 mod run;
+mod session;
 mod template;
 mod terminal;
 mod workspace;
@@ -35,6 +36,17 @@ fn main() -> ExitCode {
     };
     let code = match task {
         Task::Run(args) => run::run(&args, &line, called_at),
+        Task::Start(args) => session::start(&args, &line, called_at),
+        Task::Resume(args) => session::resume(&args, &line),
+        Task::Exec(args) => session::exec(&args),
+        Task::Shell(args) => session::shell(args),
+        Task::Cp(args) => session::cp(&args),
+        Task::Ps(args) => session::ps(&args),
+        Task::Kill(args) => session::kill(&args),
+        Task::Logs(args) => session::logs(&args),
+        Task::Stop(args) => session::stop(&args),
+        Task::Ls(args) => session::ls(&args),
+        Task::Pause(args) => session::pause(&args),
         Task::Repl(args) => repl::repl(&args, called_at),
         Task::Workspace(task) => workspace::workspace(&task),
         Task::Doctor(args) => doctor::doctor(&args),

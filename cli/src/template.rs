@@ -7,7 +7,7 @@ use sandvmm::template::Manifest;
 use sandvmm::{SandboxBuilder, Template, TemplateError};
 use serde::Serialize;
 
-use crate::args::{MachineArgs, RunArgs, TemplateBuildArgs, TemplateTask};
+use crate::args::{MachineArgs, SandboxArgs, TemplateBuildArgs, TemplateTask};
 use crate::{machine, notice, output};
 
 /// Exit code where a template can't be built or used.
@@ -146,7 +146,8 @@ pub(crate) struct Path {
 /// # Errors
 /// When the template that was asked for can't be used.
 pub(crate) fn choose(
-    args: &RunArgs,
+    args: &SandboxArgs,
+    is_silent: bool,
     called_at: Instant,
 ) -> Result<(SandboxBuilder, Path), TemplateError> {
     let boots = |why: &str| {
@@ -201,7 +202,7 @@ pub(crate) fn choose(
                 "The default template is not used: {}",
                 notice::sentence(&error)
             );
-            if !args.quiet && !args.json {
+            if !is_silent {
                 notice::say(&why);
             }
             Ok(boots(&why))

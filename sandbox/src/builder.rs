@@ -25,6 +25,7 @@ use crate::program;
 use crate::sandbox::{Origin, Sandbox};
 use crate::scratch;
 use crate::shared::Shared;
+use crate::spans::Spans;
 use crate::supervisor::{self, Plan, random_bytes};
 use crate::template::{ForkFiles, Saved, Template};
 use crate::workspace::Workspace;
@@ -339,7 +340,9 @@ impl SandboxBuilder {
     pub fn begin(mut self) -> Result<Sandbox, StartError> {
         let now_ns = now_ns();
         let called_ns = self.called_at.map_or(now_ns, instant_ns);
-        let events = Events::new(self.events.take(), called_ns);
+        let is_fork = self.template.is_some() || self.saved.is_some();
+        let spans = Spans::new(self.cpus, self.memory_mib, is_fork);
+        let events = Events::new(self.events.take(), called_ns, spans);
         let hostname = self.hostname.as_deref().unwrap_or(DEFAULT_HOSTNAME);
         let egress = std::mem::take(&mut self.egress).open(hostname, &events)?;
         let (plan, origin) = self.plan(now_ns)?;

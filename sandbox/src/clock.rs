@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 
 /// When the phases of a sandbox's life were reached, counted from the user's call: from
 /// [`crate::SandboxBuilder::called_at`], else from [`crate::SandboxBuilder::start`].
@@ -31,7 +32,7 @@ pub struct Clocks {
 }
 
 /// When a command's phases were reached, counted as in [`Clocks`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CommandClocks {
     /// The guest said that the command runs.

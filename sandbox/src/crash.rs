@@ -3,6 +3,7 @@
 use std::fmt;
 
 use jailer::ProcessEnd;
+use serde::{Deserialize, Serialize};
 use vmm::control::{EndReason, MAX_CONSOLE_TAIL_BYTES};
 
 use crate::text::one_line;
@@ -26,7 +27,7 @@ const OUT_OF_MEMORY_MARKS: [&[u8]; 4] = [
 const INIT_ENDED_MARK: &str = "Attempted to kill init!";
 
 /// A machine that ended without being told to. Its `Display` is one sentence that says what was seen.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crash {
     kind: CrashKind,
     sentence: String,
@@ -34,7 +35,7 @@ pub struct Crash {
 }
 
 /// What kind of end it was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CrashKind {
     /// The guest's kernel panicked.

@@ -12,6 +12,7 @@ use crate::clock::now_ns;
 use crate::egress::Record;
 use crate::limit::Limit;
 use crate::outcome::{ExitStatus, Outcome, Usage};
+use crate::spans::Spans;
 
 /// Most [`EventKind::Denied`] of a sandbox: a guest can make as many as it likes. Further ones are told of by nothing.
 pub const MAX_DENIED_EVENTS: u32 = 100;
@@ -211,15 +212,23 @@ struct Sink {
     called_ns: u64,
     lost: u64,
     denied: u32,
+    spans: Spans,
 }
 
 impl Events {
-    pub(crate) fn new(sender: Option<SyncSender<Event>>, called_ns: u64) -> Self {
+    pub(crate) fn new(sender: Option<SyncSender<Event>>, called_ns: u64, spans: Spans) -> Self {
         Self(Arc::new(Mutex::new(Sink {
             sender,
             called_ns,
+            spans,
             ..Sink::default()
         })))
+    }
+
+    /// The sandbox's span.
+    pub(crate) fn span(&self) -> tracing::Span {
+        let sink = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sink.spans.sandbox()
     }
 
     /// Tells of an event. Nobody waits for a reader: what finds no room is counted.
@@ -233,6 +242,7 @@ impl Events {
                 return;
             }
         }
+        sink.spans.follow(&kind);
         let is_last = matches!(kind, EventKind::Ended { .. });
         if sink.lost > 0 {
             let count = sink.lost;
@@ -277,7 +287,7 @@ mod tests {
     #[test]
     fn what_finds_no_room_is_counted_and_the_end_is_seen() {
         let (sender, events) = sync_channel(2);
-        let sink = Events::new(Some(sender), 0);
+        let sink = Events::new(Some(sender), 0, Spans::default());
         for _ in 0..5 {
             sink.emit(EventKind::Ready);
         }
@@ -298,7 +308,7 @@ mod tests {
     #[test]
     fn denials_are_told_of_up_to_their_bound() {
         let (sender, events) = sync_channel(1000);
-        let sink = Events::new(Some(sender), 0);
+        let sink = Events::new(Some(sender), 0, Spans::default());
 
         for port in 0..500 {
             sink.emit(EventKind::Denied { port });

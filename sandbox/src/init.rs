@@ -33,6 +33,12 @@ pub fn init() {
     }
 }
 
+/// Keeps all descriptors but standard input, output and error from programs that this process starts: for one that is to go on without
+/// it. Does nothing before Linux 5.11.
+pub fn keep_descriptors() {
+    jailer::keep_descriptors();
+}
+
 pub(crate) fn was_called() -> bool {
     CALLED.load(Ordering::Relaxed)
 }

@@ -48,7 +48,9 @@ mod sandbox;
 mod save;
 mod scratch;
 pub mod script;
+pub mod session;
 mod shared;
+mod spans;
 mod state;
 mod stream;
 mod supervisor;
@@ -72,7 +74,7 @@ pub use files::{
 };
 pub use freeze::FreezeError;
 pub use images::{Images, ImagesError};
-pub use init::init;
+pub use init::{init, keep_descriptors};
 pub use limit::Limit;
 pub use outcome::{Completion, Ended, ExitStatus, Outcome, Usage};
 pub use pool::{Pool, PoolBuilder, PoolError, Pooled};

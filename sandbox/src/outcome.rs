@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::clock::{Clocks, CommandClocks};
 use crate::crash::Crash;
 use crate::limit::Limit;
 
 /// How a command ended, what it used, and when.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Completion {
     /// How it ended.
@@ -23,7 +25,7 @@ pub struct Completion {
 }
 
 /// How a command ended. Only [`Outcome::Exited`] with 0 is success.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Outcome {
     /// It exited with this code, 0 to 255.
@@ -57,7 +59,7 @@ impl Outcome {
 }
 
 /// The status of a process that ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExitStatus {
     /// It exited with this code, 0 to 255.
     Code(i32),
@@ -67,7 +69,7 @@ pub enum ExitStatus {
 
 /// What a command, with all the processes that it started, used in the guest. As the guest says: a
 /// guest whose kernel was taken over can say anything.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Usage {
     /// Processor time of all processes together.

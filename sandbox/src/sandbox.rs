@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tracing::info_span;
 
 use crate::builder::SandboxBuilder;
 use crate::calls::{self, CallLimits, HostFunctionError};
@@ -267,6 +268,7 @@ impl Sandbox {
     pub fn end(&self) -> Ended {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
+            let _span = info_span!(parent: self.shared.events.span(), "end").entered();
             // Refused only when the machine is gone already.
             let _ = self.shared.request(Request::End);
             // Its panic was caught, and told as the machine's end.

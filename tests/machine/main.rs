@@ -27,6 +27,7 @@ mod limits;
 mod output;
 mod programs;
 mod repl;
+mod session;
 mod soak;
 mod template;
 mod terminal;

@@ -37,7 +37,7 @@ impl Copy {
 }
 
 /// Copies into the guest.
-pub(super) fn upload(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Result<(), FileError> {
+pub(crate) fn upload(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Result<(), FileError> {
     for copy in copies {
         let copied = files.copy_in(&copy.from, &copy.to)?;
         if let (Some(first), false) = (copied.left_out.first(), quiet) {
@@ -48,7 +48,7 @@ pub(super) fn upload(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Result<
 }
 
 /// Copies out of the guest.
-pub(super) fn download(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Result<(), FileError> {
+pub(crate) fn download(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Result<(), FileError> {
     for copy in copies {
         let copied = files.copy_out(&copy.from, &copy.to, CopyLimits::default())?;
         if let (Some(first), false) = (copied.left_out.first(), quiet) {
@@ -59,7 +59,8 @@ pub(super) fn download(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Resul
     Ok(())
 }
 
-fn tell_left_out(count: u64, first: &str) {
+/// Says that some files were not copied.
+pub(crate) fn tell_left_out(count: u64, first: &str) {
     notice::say(&format!(
         "{count} files were not copied since they are links, devices, pipes or sockets, the first of them '{first}'"
     ));

@@ -15,14 +15,14 @@ const MAX_WAITING: usize = 4096;
 
 /// The thread that writes.
 #[derive(Debug)]
-pub(super) struct Writer(JoinHandle<()>);
+pub(crate) struct Writer(JoinHandle<()>);
 
 impl Writer {
     /// Begins a new file.
     ///
     /// # Errors
     /// When it can't be written, or there is no thread.
-    pub(super) fn start(path: &Path) -> io::Result<(SyncSender<Event>, Self)> {
+    pub(crate) fn start(path: &Path) -> io::Result<(SyncSender<Event>, Self)> {
         let file = File::create(path)?;
         let (sender, events) = sync_channel(MAX_WAITING);
         let thread = thread::Builder::new()
@@ -36,7 +36,7 @@ impl Writer {
     }
 
     /// Waits until all are written: the sandbox is gone, or was never there.
-    pub(super) fn finish(self) {
+    pub(crate) fn finish(self) {
         // Its panic would have been shown.
         let _ = self.0.join();
     }

@@ -63,7 +63,7 @@ impl HostFunction {
 
 /// The programs that run, each the leader of its process group.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Programs(Arc<Mutex<Live>>);
+pub(crate) struct Programs(Arc<Mutex<Live>>);
 
 #[derive(Debug, Default)]
 struct Live {
@@ -81,7 +81,7 @@ impl Programs {
     ///
     /// # Errors
     /// See [`HostFunctionError`].
-    pub(super) fn register(
+    pub(crate) fn register(
         &self,
         sandbox: &Sandbox,
         functions: &[HostFunction],
@@ -97,7 +97,7 @@ impl Programs {
     }
 
     /// Ends all programs: the run is over.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         let mut live = self.lock();
         live.is_over = true;
         for group in live.groups.drain(..) {

@@ -4,19 +4,20 @@
 //! a signal is answered at once, whatever the run is waiting for.
 
 mod console;
-mod copies;
-mod events;
-mod functions;
+pub(crate) mod copies;
+pub(crate) mod events;
+pub(crate) mod functions;
 mod input;
-mod network;
+pub(crate) mod network;
+pub(crate) mod parts;
 mod plan;
 mod relay;
 mod report;
 mod session;
 mod shared;
 pub(crate) mod signals;
-mod stream;
-mod verdict;
+pub(crate) mod stream;
+pub(crate) mod verdict;
 
 pub(crate) use copies::Copy;
 pub(crate) use functions::HostFunction;

@@ -82,7 +82,7 @@ impl Plan {
             target,
             variables,
             has_input: args.interactive,
-            network: Network::new(&args.network)?,
+            network: Network::new(&args.sandbox.network)?,
         })
     }
 }

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use sandvmm::cell::Cell;
 use sandvmm::{
     Child, Command, Completion, FileError, Files, Limit, MAX_FILE_BYTES, Outcome, Sandbox,
-    SpawnError, StartError, Stdio, Usage, Workspace,
+    SpawnError, StartError, Stdio, Usage,
 };
 
 use super::input::Input;
+use super::parts::{self, Parts};
 use super::plan::{PYTHON, Plan, Target};
 use super::relay::{Relay, Relayed};
 use super::report::Report;
@@ -113,7 +114,7 @@ impl Session {
         let console = self.args.verbose.then(console::open).transpose();
         let (sink, console_over) = match console {
             Ok(console) => console.unzip(),
-            Err(error) => return self.conclude(system(&error).into(), None),
+            Err(error) => return self.conclude(Verdict::system(&error).into(), None),
         };
         let deadline = self
             .args
@@ -192,51 +193,36 @@ impl Session {
             memory_mib: self
                 .path
                 .get()
-                .map_or(self.args.machine.memory, |path| path.memory_mib),
+                .map_or(self.args.sandbox.machine.memory, |path| path.memory_mib),
         }
     }
 
     fn start(&self, console: Option<File>) -> Result<&Sandbox, Verdict> {
-        let (builder, path) = template::choose(&self.args, self.called_at)
-            .map_err(|error| Verdict::failed(FAILED, Failure::Start, notice::sentence(&error)))?;
+        let Parts {
+            mut builder,
+            path,
+            events,
+        } = parts::parts(
+            &self.args.sandbox,
+            self.args.timeout.0,
+            &self.plan.network,
+            self.is_silent(),
+            self.called_at,
+        )?;
         let _ = self.path.set(path);
-        let mut builder = builder
-            .timeout(self.args.timeout.0)
-            .cpu_time(self.args.cpu_time.0);
-        if let Some(path) = &self.args.events {
-            let (sender, writer) = events::Writer::start(path).map_err(|error| {
-                let path = path.display();
-                let sentence = format!("The events can't be written to '{path}': {error}");
-                Verdict::failed(FAILED, Failure::Output, sentence)
-            })?;
-            builder = builder.events(sender);
-            if let Ok(mut events) = self.events.lock() {
-                *events = Some(writer);
-            }
+        if let Ok(mut writer) = self.events.lock() {
+            *writer = events;
         }
         if let Some(console) = console {
             builder = builder.console(console);
         }
-        if let Some(name) = &self.args.workspace {
-            let workspace = Workspace::open_or_create(name, self.args.workspace_size)
-                .map_err(|error| Verdict::workspace(&error))?;
-            builder = builder.workspace(workspace);
-        }
-        if let Some(size_mib) = self.args.disk {
-            builder = builder.scratch_disk_mib(size_mib);
-        }
-        let builder = self
-            .plan
-            .network
-            .apply(builder, self.is_silent())
-            .map_err(|error| system(&error))?;
         let sandbox = builder.begin().map_err(|error| Verdict::start(&error))?;
         // From here on a signal ends it.
         let sandbox = self.shared.sandbox.get_or_init(|| sandbox);
         self.plan
             .network
             .publish(sandbox)
-            .map_err(|error| system(&error))?;
+            .map_err(|error| Verdict::system(&error))?;
         match self.shared.interruption() {
             Some(verdict) => Err(verdict),
             None => Ok(sandbox),
@@ -253,7 +239,7 @@ impl Session {
 
     /// Why the guest is not ready, with the files that it was to boot from.
     fn not_ready(&self, error: &StartError) -> Verdict {
-        Verdict::start(error).about(machine::named_files(&self.args.machine).as_deref())
+        Verdict::start(error).about(machine::named_files(&self.args.sandbox.machine).as_deref())
     }
 
     /// Why the program does not run: that the machine did not start says more than that it is gone.
@@ -278,14 +264,21 @@ impl Session {
     fn execute(&self, sandbox: &Sandbox, deadline: Option<Instant>) -> Result<Told, Verdict> {
         // What waits for somebody else, or changes the terminal, is not begun for a machine that does not start.
         let waits = self.args.tty || matches!(self.plan.target, Target::Input(_));
-        if waits || !self.args.upload.is_empty() || !self.args.host_function.is_empty() {
+        if waits
+            || !self.args.sandbox.upload.is_empty()
+            || !self.args.sandbox.host_function.is_empty()
+        {
             self.wait_ready(sandbox)?;
         }
-        copies::upload(&self.files(sandbox), &self.args.upload, self.is_silent())
-            .map_err(|error| Verdict::file(&error, self.limits()))?;
+        copies::upload(
+            &self.files(sandbox),
+            &self.args.sandbox.upload,
+            self.is_silent(),
+        )
+        .map_err(|error| Verdict::file(&error, self.limits()))?;
         self.shared
             .programs
-            .register(sandbox, &self.args.host_function)
+            .register(sandbox, &self.args.sandbox.host_function)
             .map_err(|error| Verdict::host_function(&error, self.limits()))?;
         let Prepared { words, input, file } = self.prepare(sandbox)?;
         let mut command = self.command(sandbox, &words, input.is_some())?;
@@ -293,7 +286,7 @@ impl Session {
             command.file(name, SCRIPT_MODE, content);
         }
         if self.args.tty {
-            terminal::make_raw().map_err(|error| system(&error))?;
+            terminal::make_raw().map_err(|error| Verdict::system(&error))?;
         }
         let mut child = command
             .spawn()
@@ -308,7 +301,7 @@ impl Session {
             self.args.json,
             &self.shared,
         )
-        .map_err(|error| system(&error))?;
+        .map_err(|error| Verdict::system(&error))?;
         let completion = if self.args.tty {
             self.wait_at_terminal(sandbox, &mut child, &mut relay)
         } else {
@@ -493,12 +486,4 @@ impl Session {
             }
         }
     }
-}
-
-fn system(error: &io::Error) -> Verdict {
-    Verdict::failed(
-        FAILED,
-        Failure::Start,
-        format!("The system refuses a pipe, a thread or the terminal's raw mode: {error}"),
-    )
 }

@@ -46,6 +46,27 @@ pub(crate) fn resized() -> io::Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
+/// From now on sends `event` with every change of the terminal's size.
+///
+/// # Errors
+/// When the system refuses the handler or the thread.
+pub(crate) fn forward_resizes<T: Send + 'static>(
+    events: Sender<T>,
+    event: impl Fn() -> T + Send + 'static,
+) -> io::Result<()> {
+    let mut signals = Signals::new([SIGWINCH])?;
+    std::thread::Builder::new()
+        .name("resizes".into())
+        .spawn(move || {
+            for _ in signals.forever() {
+                if events.send(event()).is_err() {
+                    return;
+                }
+            }
+        })?;
+    Ok(())
+}
+
 /// Whether a signal is ignored, by the text of `/proc/self/status` (proc_pid_status(5), `SigIgn`).
 fn is_ignored(status: &str, signal: i32) -> bool {
     status

@@ -123,6 +123,15 @@ impl Verdict {
         }
     }
 
+    /// The system refuses what a run needs of it.
+    pub(crate) fn system(error: &std::io::Error) -> Self {
+        Self::failed(
+            FAILED,
+            Failure::Start,
+            format!("The system refuses a pipe, a thread or the terminal's raw mode: {error}"),
+        )
+    }
+
     /// sandvmm's standard input can't be read.
     pub(crate) fn input(error: &std::io::Error) -> Self {
         Self::failed(

@@ -2,6 +2,8 @@
 
 use std::fs::File;
 
+use tracing::info_span;
+
 use super::build::input;
 use super::save::{Afterwards, Record, save, write};
 use super::store::{Shelf, Unfinished};
@@ -64,6 +66,7 @@ impl Sandbox {
     /// # Errors
     /// See [`TemplateError`]; no fork is left then.
     pub fn fork(&self, count: usize) -> Result<Vec<Self>, TemplateError> {
+        let _span = info_span!(parent: self.shared().events.span(), "fork", count).entered();
         self.check_alone()?;
         // Another thread of this process may be forking another sandbox.
         let unique = format!("{FORK_FOLDER}-{:p}", self.shared());

@@ -3,6 +3,7 @@
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use super::*;
+use crate::spans::Spans;
 use crate::{EventKind, Limit};
 
 fn telling(timeout: Option<Duration>) -> (Sandbox, Peer, UnixStream, Receiver<crate::Event>) {
@@ -10,7 +11,7 @@ fn telling(timeout: Option<Duration>) -> (Sandbox, Peer, UnixStream, Receiver<cr
     let (sandbox, peer) = sandbox_telling(
         Some("scripted"),
         timeout,
-        Events::new(Some(sender), now_ns()),
+        Events::new(Some(sender), now_ns(), Spans::default()),
     );
     let agent = greet(&peer);
     (sandbox, peer, agent, events)

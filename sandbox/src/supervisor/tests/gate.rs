@@ -7,6 +7,7 @@ use protocol::gate::{FromGate, Inward, MAX_GATE_FRAME_BYTES, Open, Rules, Target
 
 use super::*;
 use crate::event::EventKind;
+use crate::spans::Spans;
 
 /// A sandbox that lets `a.example` leave, and what is told of attempts.
 fn sandbox_with_egress() -> (Sandbox, Peer, std::sync::mpsc::Receiver<Record>) {
@@ -144,7 +145,7 @@ fn streams_are_taken_from_privileged_ports_alone_and_carry_what_is_allowed() {
 #[test]
 fn each_attempt_is_an_event() {
     let (sender, events) = sync_channel(100);
-    let events_of = Events::new(Some(sender), now_ns());
+    let events_of = Events::new(Some(sender), now_ns(), Spans::default());
     let options = EgressOptions {
         rules: vec!["a.example".to_owned()],
         ..EgressOptions::default()

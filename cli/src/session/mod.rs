@@ -1,0 +1,249 @@
+//! Sandboxes that outlive a command: `start`, `exec`, `shell`, `cp`, `ps`, `kill`, `logs`, `stop`, `ls`, `pause`, `resume`.
+
+pub(crate) mod args;
+mod exec;
+mod start;
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sandvmm::session::{Session, SessionCopied, SessionError, SessionInfo};
+use serde_json::json;
+
+use crate::escape::escape;
+use crate::run::copies::tell_left_out;
+use crate::run::verdict::{FAILED, USAGE};
+use crate::{notice, output};
+use args::{CpArgs, KillArgs, LsArgs, PsArgs, SessionArgs, StopArgs};
+
+pub(crate) use exec::{exec, shell};
+pub(crate) use start::{resume, start};
+
+/// Says why something could not be done, and gives the exit code.
+fn failed(error: &SessionError) -> u8 {
+    notice::say(&notice::sentence(error));
+    match error {
+        SessionError::Name { .. } => USAGE,
+        _ => FAILED,
+    }
+}
+
+/// Prints what there is to print, or why there is nothing.
+fn conclude(text: Result<String, SessionError>) -> u8 {
+    match text {
+        Ok(text) => output::print(&text, 0),
+        Err(error) => failed(&error),
+    }
+}
+
+/// Copies in or out.
+pub(crate) fn cp(args: &CpArgs) -> u8 {
+    let user = args.user.as_deref();
+    let copied = match (in_session(&args.from), in_session(&args.to)) {
+        (None, Some((name, to))) => {
+            Session::open(name).and_then(|session| session.copy_in(Path::new(&args.from), to, user))
+        }
+        (Some((name, from)), None) => Session::open(name)
+            .and_then(|session| session.copy_out(from, Path::new(&args.to), user)),
+        _ => {
+            notice::say(
+                "One of both must be NAME:PATH, and the other a path here: write ./a:b for a file with a colon in its name",
+            );
+            return USAGE;
+        }
+    };
+    match copied {
+        Ok(SessionCopied {
+            left_out, first, ..
+        }) => {
+            if left_out > 0 && !args.quiet {
+                tell_left_out(left_out, &first.display().to_string());
+            }
+            0
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+/// `NAME:PATH`; a word with a slash before its first colon is a path of the host.
+fn in_session(word: &OsStr) -> Option<(&str, &Path)> {
+    let bytes = word.as_bytes();
+    let colon = bytes.iter().position(|byte| *byte == b':')?;
+    let name = std::str::from_utf8(bytes.get(..colon)?).ok()?;
+    let path = bytes.get(colon + 1..)?;
+    if name.is_empty() || name.contains('/') || path.is_empty() {
+        return None;
+    }
+    Some((name, Path::new(OsStr::from_bytes(path))))
+}
+
+/// Shows the commands that run.
+pub(crate) fn ps(args: &PsArgs) -> u8 {
+    let commands = Session::open(&args.name).and_then(|session| session.commands());
+    conclude(commands.map(|commands| {
+        let mut text = String::new();
+        for command in commands {
+            let words: Vec<_> = command
+                .words
+                .iter()
+                .map(|word| word.to_string_lossy())
+                .collect();
+            // A string takes all that is written to it.
+            let _ = if args.json {
+                let object = json!({
+                    "id": command.id, "words": words, "age_s": command.age.as_secs_f64(),
+                    "is_detached": command.is_detached,
+                });
+                writeln!(text, "{object}")
+            } else {
+                let detached = if command.is_detached {
+                    "detached"
+                } else {
+                    "attached"
+                };
+                let (id, age) = (command.id, age(command.age));
+                writeln!(
+                    text,
+                    "{id}\t{age}\t{detached}\t{}",
+                    escape(&words.join(" "))
+                )
+            };
+        }
+        text
+    }))
+}
+
+/// Ends a command.
+pub(crate) fn kill(args: &KillArgs) -> u8 {
+    let told = Session::open(&args.name).and_then(|session| session.signal(args.id, args.signal));
+    conclude(told.map(|()| String::new()))
+}
+
+/// Shows what detached commands have printed; for a terminal, escaped.
+pub(crate) fn logs(args: &SessionArgs) -> u8 {
+    let bytes = match Session::open(&args.name).and_then(|session| session.log()) {
+        Ok(bytes) => bytes,
+        Err(error) => return failed(&error),
+    };
+    if !std::io::stdout().is_terminal() {
+        return match output::write_all(rustix::stdio::stdout(), &bytes) {
+            Ok(()) => 0,
+            Err(error) => {
+                notice::say(&format!("Standard output can't be written: {error}"));
+                FAILED
+            }
+        };
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let lines = text.lines().map(|line| escape(line) + "\n");
+    output::print(&lines.collect::<String>(), 0)
+}
+
+/// Ends sessions.
+pub(crate) fn stop(args: &StopArgs) -> u8 {
+    let names = if args.all {
+        match Session::list() {
+            Ok(found) => found.into_iter().map(|info| info.name).collect(),
+            Err(error) => return failed(&error),
+        }
+    } else {
+        args.names.clone()
+    };
+    let mut code = 0;
+    for name in names {
+        match Session::open(&name).and_then(Session::stop) {
+            Ok(()) => {}
+            // It has ended by itself meanwhile.
+            Err(SessionError::Missing { .. }) if args.all => {}
+            Err(error) => code = failed(&error),
+        }
+    }
+    code
+}
+
+/// Puts a session on disk.
+pub(crate) fn pause(args: &SessionArgs) -> u8 {
+    let paused = Session::open(&args.name).and_then(|session| session.pause(&args.name));
+    conclude(paused.map(|()| String::new()))
+}
+
+/// Shows all sessions.
+pub(crate) fn ls(args: &LsArgs) -> u8 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_s = now.unwrap_or_default().as_secs();
+    conclude(Session::list().map(|found| {
+        let line = |info: &SessionInfo| {
+            if args.json {
+                as_json(info)
+            } else {
+                as_line(info, now_s)
+            }
+        };
+        found.iter().map(line).collect()
+    }))
+}
+
+fn as_json(info: &SessionInfo) -> String {
+    let seconds = |limit: Option<Duration>| limit.map(|limit| limit.as_secs_f64());
+    let object = json!({
+        "name": info.name, "is_ready": info.is_ready, "pid": info.pid,
+        "started_unix_s": info.started_unix_s, "cpus": info.cpus, "memory_mib": info.memory_mib,
+        "idle_s": seconds(info.idle), "timeout_s": seconds(info.timeout),
+    });
+    format!("{object}\n")
+}
+
+fn as_line(info: &SessionInfo, now_s: u64) -> String {
+    let up = age(Duration::from_secs(
+        now_s.saturating_sub(info.started_unix_s),
+    ));
+    if !info.is_ready {
+        return format!("{}\tstarting\t-\t-\t{up}\n", info.name);
+    }
+    let (cpus, memory) = (info.cpus, info.memory_mib);
+    format!("{}\tready\t{cpus} CPUs\t{memory}M\t{up}\n", info.name)
+}
+
+/// A duration in its two largest units.
+fn age(age: Duration) -> String {
+    let seconds = age.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
+        3600..86400 => format!("{}h{}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{}h", seconds / 86400, seconds / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_of_the_session_unless_a_slash_comes_before_the_colon() {
+        let word = |word| in_session(OsStr::new(word));
+
+        assert_eq!(word("dev:a"), Some(("dev", Path::new("a"))));
+        assert_eq!(word("dev:/a:b"), Some(("dev", Path::new("/a:b"))));
+        for host in ["a", "./dev:a", "/x/dev:a", ":a", "dev:", ""] {
+            assert_eq!(word(host), None, "{host}");
+        }
+    }
+
+    #[test]
+    fn ages_have_two_units() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (59, "59s"),
+            (61, "1m1s"),
+            (3_661, "1h1m"),
+            (90_000, "1d1h"),
+        ] {
+            assert_eq!(age(Duration::from_secs(seconds)), text);
+        }
+    }
+}
