@@ -437,11 +437,11 @@ fn it_ends_when_idle_and_not_while_something_runs() {
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn it_ends_when_its_time_is_over_and_says_so_to_who_waits() {
-    let sessions = Sessions::dev(&["--timeout", "20s"]);
+    let sessions = Sessions::dev(&["--timeout", "30s"]);
 
     let cut = sessions.exec(&["sleep", "1000"]).done().expect(124);
 
-    assert!(cut.stderr.contains("The time of 20 s is over"), "{cut:?}");
+    assert!(cut.stderr.contains("The time of 30 s is over"), "{cut:?}");
     eventually(Duration::from_secs(10), "nothing is left", || {
         sessions.left().is_empty()
     });

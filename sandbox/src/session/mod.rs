@@ -14,6 +14,7 @@
 //! # Ok(()) }
 //! ```
 
+mod answers;
 mod command;
 mod folder;
 mod log;
@@ -35,10 +36,11 @@ use crate::error::SpawnError;
 use folder::{Alive, Found};
 use wire::{Connection, Copy, Reply, Request, WireError};
 
+pub use answers::MAX_DETACHED;
 pub use command::{SessionChild, SessionCommand, SessionCommandInfo};
 pub use folder::SessionInfo;
 pub use log::MAX_LOG_FILE_BYTES;
-pub use serve::{MAX_CLIENTS, MAX_DETACHED, SessionClaim, SessionEnd, SessionServer};
+pub use serve::{MAX_CLIENTS, SessionClaim, SessionEnd, SessionServer};
 
 /// How long a supervisor may take to end when it is asked to. Then it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
