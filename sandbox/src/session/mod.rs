@@ -162,7 +162,12 @@ impl Session {
     /// # Errors
     /// See [`SessionError`].
     pub fn open(name: &str) -> Result<Self, SessionError> {
-        match folder::look(&folder::root(), name)? {
+        Self::open_below(&folder::root(), name)
+    }
+
+    /// In this folder of sessions.
+    pub(crate) fn open_below(root: &Path, name: &str) -> Result<Self, SessionError> {
+        match folder::look(root, name)? {
             Found::Alive(alive) => Ok(Self { alive }),
             Found::Nothing => Err(SessionError::Missing {
                 name: name.to_owned(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -83,6 +84,11 @@ impl SessionClaim {
     /// # Errors
     /// See [`SessionError`].
     pub fn new(name: &str) -> Result<Self, SessionError> {
+        Self::below(&folder::root(), name)
+    }
+
+    /// In this folder of sessions.
+    pub(crate) fn below(root: &Path, name: &str) -> Result<Self, SessionError> {
         let started = SystemTime::now().duration_since(UNIX_EPOCH);
         let info = SessionInfo {
             name: name.to_owned(),
@@ -90,7 +96,7 @@ impl SessionClaim {
             started_unix_s: started.unwrap_or_default().as_secs(),
             ..SessionInfo::default()
         };
-        let claimed = folder::claim(&folder::root(), &info)?;
+        let claimed = folder::claim(root, &info)?;
         Ok(Self { claimed, info })
     }
 

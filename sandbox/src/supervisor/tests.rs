@@ -11,6 +11,7 @@ mod gate;
 mod python;
 mod restore;
 mod save;
+mod sessions;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
