@@ -1,7 +1,9 @@
 //! `cargo xtask bench`: instructions of a boot and of a fork, counted phase by phase in the emulated host.
 
 mod cell;
+mod check;
 mod fork;
+mod picture;
 
 use std::path::PathBuf;
 
@@ -18,11 +20,17 @@ use crate::workspace::Workspace;
 
 /// Where results are kept, below the project's root.
 const RESULTS: &str = "benches/results";
+/// Files of that folder.
+const BOOTS: &str = "boot.json";
+const FORKS: &str = "fork.json";
 /// The machine that is measured: the one that published figures of other monitors are for.
 const MACHINE: [&str; 4] = ["--cpus", "1", "--memory", "128M"];
 
-/// Seconds that each boot of a measurement may take on the emulated host's clock (it takes a tenth), and how often it is tried.
-const BOOT_MAX_S: u32 = 1;
+/// Where pictures are kept, below the project's root.
+const PICTURES: &str = "docs/img";
+
+/// Milliseconds that each boot of a measurement may take on the emulated host's clock (it takes a third), and how often it is tried.
+const BOOT_MAX_MS: u32 = 250;
 const MEASUREMENT_TRIES: usize = 4;
 
 /// Why there is no result.
@@ -43,6 +51,19 @@ pub(crate) enum BenchError {
     /// The measurement failed.
     #[error("The measurement ended with exit code {0}; what it said stands above")]
     Failed(u8),
+    /// There is nothing to compare with.
+    #[error("The kept figures could not be read: {file}")]
+    Kept {
+        /// Where they should be.
+        file: PathBuf,
+        /// What is wrong with them.
+        source: std::io::Error,
+    },
+    /// Slower than what was kept.
+    #[error(
+        "A phase got worse; if that is meant, measure without --check and commit benches/results"
+    )]
+    Worse,
     /// The measurement said something else than expected.
     #[error("Could not understand the measurement's result: {output}")]
     Result {
@@ -73,11 +94,12 @@ struct Summary {
     max: u64,
 }
 
-/// Boots and forks `runs` times each, prints tables and keeps the figures.
+/// Boots and forks `runs` times each, prints tables and keeps the figures; with `compares`, compares them with those that are kept instead.
 pub(crate) fn bench(
     workspace: &Workspace,
     runs: u32,
     only: Option<Measurement>,
+    compares: bool,
     progress: &Progress,
 ) -> Result<(), BenchError> {
     let data = setup::setup(workspace, &Cache::open()?, progress)?;
@@ -94,23 +116,83 @@ pub(crate) fn bench(
         };
         reports(&command, workspace, progress)
     };
+    let mut is_worse = false;
     if only != Some(Measurement::Fork) {
-        let boots = measure("boot", boots(runs))?;
+        let boots = measure("boot", boots(runs, compares))?;
         let whole = boots.first().unwrap_or(&Value::Null);
-        let (rows, cell) = cell::rows(&boots);
-        print!("{}{rows}", table("boots", &understand(whole)?, runs));
-        let kept = json!({ "benchmark": "boot", "report": whole, "cell": cell });
-        keep(workspace, &files, "boot.json", kept)?;
+        let report = understand(whole)?;
+        print!("{}", table("boots", &report, runs));
+        if compares {
+            is_worse |= compare(workspace, BOOTS, &report)?;
+        } else {
+            let (rows, cell) = cell::rows(&boots);
+            print!("{rows}");
+            let kept = json!({ "benchmark": "boot", "report": whole, "cell": cell });
+            keep(workspace, &files, BOOTS, kept)?;
+        }
     }
     if only != Some(Measurement::Boot) {
-        let forks = measure("fork", fork::commands(runs))?;
+        let forks = measure("fork", fork::commands(runs, compares))?;
         let whole = forks.first().unwrap_or(&Value::Null);
-        print!("\n{}", table("forks", &understand(whole)?, runs));
-        let (rows, variants) = fork::rows(&forks);
-        print!("{rows}");
-        let kept = json!({ "benchmark": "fork", "report": whole, "variants": variants });
-        keep(workspace, &files, "fork.json", kept)?;
+        let report = understand(whole)?;
+        print!("\n{}", table("forks", &report, runs));
+        if compares {
+            is_worse |= compare(workspace, FORKS, &report)?;
+        } else {
+            let (rows, variants) = fork::rows(&forks);
+            print!("{rows}");
+            let kept = json!({ "benchmark": "fork", "report": whole, "variants": variants });
+            keep(workspace, &files, FORKS, kept)?;
+        }
     }
+    if is_worse {
+        return Err(BenchError::Worse);
+    }
+    if !compares {
+        draw(workspace)?;
+    }
+    Ok(())
+}
+
+/// What is kept in a file of the results folder.
+fn kept(workspace: &Workspace, name: &str) -> Result<Value, BenchError> {
+    let file = workspace.root().join(RESULTS).join(name);
+    let read = std::fs::read(&file)
+        .and_then(|content| serde_json::from_slice(&content).map_err(std::io::Error::other));
+    read.map_err(|source| BenchError::Kept { file, source })
+}
+
+/// Prints what was measured beside what is kept; whether it is worse.
+fn compare(workspace: &Workspace, name: &str, report: &Report) -> Result<bool, BenchError> {
+    let (text, is_worse) = check::compare(&kept(workspace, name)?, report);
+    print!("{text}");
+    Ok(is_worse)
+}
+
+/// Draws what is kept of both ways to a machine.
+fn draw(workspace: &Workspace) -> Result<(), BenchError> {
+    let read = |name| understand(kept(workspace, name)?.get("report").unwrap_or(&Value::Null));
+    let (boot, fork) = (read(BOOTS)?, read(FORKS)?);
+    let pictures = [
+        ("boot.svg", "A machine that boots, echo", "boot", &boot),
+        (
+            "fork.svg",
+            "A machine that is forked, print()",
+            "fork",
+            &fork,
+        ),
+    ];
+    let folder = workspace.root().join(PICTURES);
+    std::fs::create_dir_all(&folder).map_err(CacheError::io("create the folder", &folder))?;
+    for (name, what, bar, report) in pictures {
+        let title = format!(
+            "{what}: millions of instructions by phase ({})",
+            MACHINE.join(" ")
+        );
+        let svg = picture::stacked(&title, &[(bar, report)]);
+        cache::replace(&folder.join(name), svg.as_bytes())?;
+    }
+    println!("drawn in {}", folder.display());
     Ok(())
 }
 
@@ -140,18 +222,21 @@ fn understand(report: &Value) -> Result<Report, BenchError> {
     })
 }
 
-/// A command that boots so many times with the whole cell, and as often without each of its parts: an object of JSON each.
-fn boots(runs: u32) -> String {
+/// A command that boots so many times with the whole cell, and unless it is that alone that is wanted, as often without each of its parts:
+/// an object of JSON each.
+fn boots(runs: u32, whole_alone: bool) -> String {
     let machine = MACHINE.join(" ");
-    let boots = cell::VARIANTS.map(|(_, left_out)| {
-        let option = match left_out {
+    let wanted = if whole_alone { 1 } else { cell::VARIANTS.len() };
+    let boots = cell::VARIANTS.iter().take(wanted).map(|(_, left_out)| {
+        let option = match *left_out {
             "" => String::new(),
             parts => format!(" --dangerously-leave-out {parts}"),
         };
         let measurement = format!("sandvmm bench boot --json -n {runs} {machine}{option}");
-        tried(&measurement, runs * BOOT_MAX_S)
+        let boots = tried(&measurement, runs * BOOT_MAX_MS);
+        format!("{{ {boots}; }}")
     });
-    boots.map(|boots| format!("{{ {boots}; }}")).join(" && ")
+    boots.collect::<Vec<_>>().join(" && ")
 }
 
 /// A command for the emulated host that runs `measurement` again where it does not end in time.
@@ -159,8 +244,12 @@ fn boots(runs: u32) -> String {
 /// QEMU (10.0, `helper_vmrun`) keeps the vector of an interrupt that the host injected into a guest, and delivers it again when the
 /// count of instructions makes it leave its loop before the guest's next exit. The guest's kernel, interrupted where it can't be,
 /// then waits for itself: about one boot in forty.
-fn tried(measurement: &str, max_s: u32) -> String {
-    let again = format!("timeout {max_s} {measurement}");
+fn tried(measurement: &str, max_ms: u32) -> String {
+    let again = format!(
+        "timeout {}.{:03} {measurement}",
+        max_ms / 1000,
+        max_ms % 1000
+    );
     [again.as_str(); MEASUREMENT_TRIES].join(" || ")
 }
 

@@ -64,6 +64,9 @@ pub(crate) enum Task {
         /// Measure this alone
         #[arg(long, value_enum)]
         only: Option<Measurement>,
+        /// Compare with the figures that are kept instead of keeping new ones, and fail where a phase takes 3 % more
+        #[arg(long)]
+        check: bool,
     },
     /// Fuzz what reads untrusted bytes, one target after another
     Fuzz {

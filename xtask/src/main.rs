@@ -70,8 +70,8 @@ fn perform(task: Task) -> Result<u8, Box<dyn Error>> {
         }
         Task::Run { arguments } => run(arguments, &progress),
         Task::Test { only, filters } => test::test(&Workspace::find()?, &only, &filters, &progress),
-        Task::Bench { runs, only } => {
-            bench::bench(&Workspace::find()?, runs, only, &progress)?;
+        Task::Bench { runs, only, check } => {
+            bench::bench(&Workspace::find()?, runs, only, check, &progress)?;
             Ok(0)
         }
         Task::Fuzz { seconds, targets } => {

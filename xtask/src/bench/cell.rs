@@ -16,6 +16,9 @@ pub(super) const VARIANTS: [(&str, &str); 6] = [
     ("without all four", "namespaces,cgroup,landlock,seccomp"),
 ];
 
+/// What all parts together may cost until the first processor starts, in thousands of instructions: the project's goal.
+const GOAL: i64 = 3_000;
+
 /// The phases whose ends the cell moves: it is closed before the one, and taken down before the other.
 const BEGUN: &str = "vCPU running";
 const GONE: &str = "all gone";
@@ -49,6 +52,8 @@ pub(super) fn rows(reports: &[Value]) -> (String, Value) {
     );
     let figures: Vec<Option<Figures>> = reports.iter().map(Figures::of).collect();
     let whole = figures.first().copied().flatten();
+    let figures_of_last =
+        (figures.len() == VARIANTS.len()).then(|| figures.last().copied().flatten());
     let mut kept = Vec::new();
     for ((name, left_out), figures) in VARIANTS.into_iter().zip(figures) {
         let (Some(figures), Some(whole)) = (figures, whole) else {
@@ -71,6 +76,21 @@ pub(super) fn rows(reports: &[Value]) -> (String, Value) {
             "exit_to_gone_min": figures.gone,
             "exit_to_gone_less_min": gone,
         }));
+    }
+    // The last is the machine without any part.
+    if let (Some(whole), Some(Some(without))) = (whole, figures_of_last) {
+        let cost = signed(whole.begun, without.begun);
+        let verdict = if cost <= GOAL {
+            ""
+        } else {
+            ", which is too much"
+        };
+        text.push_str(&format!(
+            "the cell costs {} of {} until {BEGUN} (<= {}){verdict}\n",
+            difference(cost),
+            millions(whole.begun),
+            GOAL / 1000
+        ));
     }
     (text, Value::Array(kept))
 }
@@ -116,6 +136,18 @@ mod tests {
         assert_eq!(kept[1]["left_out"], "namespaces");
         assert_eq!(kept[1]["vcpu_running_less_min"], 1250);
         assert_eq!(kept[1]["exit_to_gone_less_min"], -10);
+    }
+
+    #[test]
+    fn the_whole_cell_stands_beside_what_it_may_cost() {
+        let of = |last: u64| {
+            let mut reports = vec![report(10_000, 1); VARIANTS.len() - 1];
+            reports.push(report(last, 1));
+            rows(&reports).0
+        };
+
+        assert!(of(7_000).ends_with("costs 3.00 of 10.00 until vCPU running (<= 3)\n"));
+        assert!(of(6_999).ends_with("(<= 3), which is too much\n"));
     }
 
     #[test]

@@ -25,12 +25,15 @@ const GOALS: [[Option<u64>; 4]; 3] = [
     [None, None, Some(8_000), None],
 ];
 
-/// All measurements, one after the other: an object of JSON each.
-pub(super) fn commands(runs: u32) -> String {
+/// All measurements, one after the other, or the first alone: an object of JSON each.
+pub(super) fn commands(runs: u32, first_alone: bool) -> String {
     let machine = MACHINE.join(" ");
-    VARIANTS
-        .map(|(_, options)| format!("sandvmm bench fork --json -n {runs} {machine}{options}"))
-        .join(" && ")
+    let wanted = if first_alone { 1 } else { VARIANTS.len() };
+    let commands = VARIANTS
+        .iter()
+        .take(wanted)
+        .map(|(_, options)| format!("sandvmm bench fork --json -n {runs} {machine}{options}"));
+    commands.collect::<Vec<_>>().join(" && ")
 }
 
 /// The rows of the table, and what is kept of them; `reports` are of [`VARIANTS`], in their order.
