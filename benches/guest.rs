@@ -16,8 +16,8 @@ use event_manager::{EventManager, MutEventSubscriber, SubscriberOps};
 use virtio_bindings::virtio_mmio as register;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-/// Descriptors of each ring.
-const RING_SIZE: u16 = 16;
+/// Descriptors of each ring: as many as the smallest of all queues may have.
+const RING_SIZE: u16 = 8;
 
 /// Guest memory, where rings begin, and bytes of each.
 const MEMORY_BYTES: usize = 1 << 20;
@@ -64,9 +64,9 @@ pub struct Guest<D: MutEventSubscriber> {
 }
 
 impl<D: VirtioDevice + MutEventSubscriber> Guest<D> {
-    /// Takes a device with so many queues into service.
+    /// Takes a device with so many queues into service; `features` are those of its own kind, of the lower 32.
     #[must_use]
-    pub fn new(device: D, queues: u16) -> Self {
+    pub fn new(device: D, features: u32, queues: u16) -> Self {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)])
             .expect("memory can be mapped");
         let device = Arc::new(Mutex::new(device));
@@ -78,14 +78,16 @@ impl<D: VirtioDevice + MutEventSubscriber> Guest<D> {
             manager,
             published: vec![0; usize::from(queues)],
         };
-        guest.activate(queues);
+        guest.activate(features, queues);
         guest
     }
 
-    fn activate(&mut self, queues: u16) {
+    fn activate(&mut self, features: u32, queues: u16) {
         for status in STATUS_STEPS {
             self.set(register::VIRTIO_MMIO_STATUS, status);
         }
+        self.set(register::VIRTIO_MMIO_DRIVER_FEATURES_SEL, 0);
+        self.set(register::VIRTIO_MMIO_DRIVER_FEATURES, features);
         self.set(register::VIRTIO_MMIO_DRIVER_FEATURES_SEL, 1);
         self.set(register::VIRTIO_MMIO_DRIVER_FEATURES, VERSION_1_HIGH);
         self.set(register::VIRTIO_MMIO_STATUS, FEATURES_OK);
@@ -101,6 +103,14 @@ impl<D: VirtioDevice + MutEventSubscriber> Guest<D> {
             self.set(register::VIRTIO_MMIO_QUEUE_READY, 1);
         }
         self.set(register::VIRTIO_MMIO_STATUS, DRIVER_OK);
+        let mut status = [0; 4];
+        self.transport
+            .read(register::VIRTIO_MMIO_STATUS.into(), &mut status);
+        assert_eq!(
+            u32::from_le_bytes(status),
+            DRIVER_OK,
+            "the device is in service"
+        );
         while self.turn() {}
     }
 
@@ -151,6 +161,12 @@ impl<D: VirtioDevice + MutEventSubscriber> Guest<D> {
             .run_with_timeout(0)
             .expect("the event loop goes on")
             > 0
+    }
+
+    /// Whether all chains of a queue have come back: the next may be published.
+    #[must_use]
+    pub fn is_all_back(&self, queue: u16) -> bool {
+        self.published.get(usize::from(queue)) == Some(&self.used(queue))
     }
 
     /// How many chains of a queue have come back, modulo 2¹⁶.

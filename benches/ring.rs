@@ -57,7 +57,7 @@ fn requests(criterion: &mut Criterion) {
         ("write 4 KiB", VIRTIO_BLK_T_OUT),
     ] {
         let block = Block::new(Box::new(NoDisk), *b"bench               ").expect("a descriptor");
-        let mut guest = Guest::new(block, 1);
+        let mut guest = Guest::new(block, 0, 1);
         let mut header = [0; 16];
         header[..4].copy_from_slice(&kind.to_le_bytes());
         guest.write(BUFFERS, &header);
