@@ -2,17 +2,20 @@
 //!
 //! It lies below the supervisor's own group where that may have children that are limited; else beside it, where the parent is
 //! the supervisor's to use; for root, at last, at the top. It is made before its process, and removed after it. A supervisor
-//! that was killed removes nothing: the next start on the host that comes by, of any supervisor, does.
+//! that was killed removes nothing: the next start on the host that comes by, of any supervisor, does, while its own machine's process
+//! is on its way.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
+
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 
 use crate::block_device::BlockDevice;
 use crate::cell::{Bounds, CgroupBounds};
@@ -29,6 +32,13 @@ const PAGE_TABLES_DIVISOR: u64 = 128;
 
 /// The period of `cpu.max` in microseconds, the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
+
+/// Where nearly every host has cgroup v2, and what `statfs(2)` says of it (`CGROUP2_SUPER_MAGIC`, `include/uapi/linux/magic.h`).
+const USUAL_MOUNT_POINT: &str = "/sys/fs/cgroup";
+const CGROUP2_MAGIC: u64 = 0x6367_7270;
+
+/// Links of a folder of cgroup v2 that has no other in it: its name, and its own `.`; each folder in it has a `..` that is one more.
+const LINKS_ALONE: u32 = 2;
 
 /// The controllers that are wanted, in the order of the files below.
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
@@ -66,13 +76,11 @@ impl Cgroup {
     /// # Errors
     /// A sentence, without its end, that says why there is none.
     pub(crate) fn create(bounds: Bounds, devices: &[BlockDevice]) -> Result<Self, String> {
-        let mounts = fs::read_to_string("/proc/self/mounts")
-            .map_err(|error| format!("/proc/self/mounts can't be read ({error})"))?;
-        let root = mount_point(&mounts).ok_or("cgroup v2 is not mounted")?;
+        let root = root()?;
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let own = own_group(root, &own).ok_or("this process is in no group of cgroup v2")?;
+        let own = own_group(&root, &own).ok_or("this process is in no group of cgroup v2")?;
         let mut why = String::from("no group can be made");
-        for parent in parents(root, &own) {
+        for parent in parents(&root, &own) {
             match Self::below(&parent, bounds) {
                 Ok(mut group) => {
                     group.bound_io(devices);
@@ -90,7 +98,6 @@ impl Cgroup {
 
     fn below(parent: &Path, bounds: Bounds) -> io::Result<Self> {
         delegate(parent)?;
-        sweep(parent);
         let path = parent.join(new_name()?);
         fs::create_dir(&path)?;
         // From here on, whatever fails removes it.
@@ -136,9 +143,23 @@ impl Cgroup {
     }
 
     fn write(&mut self, file: &'static str, value: &str) -> io::Result<()> {
-        fs::write(self.path.join(file), value)?;
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let opened: OwnedFd = rustix::fs::openat(&self.folder, file, flags, Mode::empty())?;
+        // The kernel takes such a file's content in one call or not at all.
+        rustix::io::write(opened, value.as_bytes())?;
         self.bounds.files.push(file);
         Ok(())
+    }
+
+    /// Removes the groups beside this one whose supervisors are gone.
+    ///
+    /// To be called once the machine's process is on its way, which does not wait for it.
+    pub(crate) fn sweep_beside(&self) {
+        if let Some(parent) = self.path.parent()
+            && has_others(parent)
+        {
+            sweep(parent);
+        }
     }
 
     /// The open folder, to be born into.
@@ -179,6 +200,26 @@ impl Drop for Cgroup {
 fn memory_max(bounds: Bounds) -> u64 {
     let guest = u64::from(bounds.memory_mib) << 20;
     guest + guest / PAGE_TABLES_DIVISOR + (MEMORY_OVERHEAD_MIB << 20)
+}
+
+/// Where cgroup v2 is mounted. The list of all mounts, which is long on many hosts, is read where it is not in its usual place alone.
+fn root() -> Result<PathBuf, String> {
+    let usual = Path::new(USUAL_MOUNT_POINT);
+    if rustix::fs::statfs(usual).is_ok_and(|found| u64::try_from(found.f_type) == Ok(CGROUP2_MAGIC))
+    {
+        return Ok(usual.to_owned());
+    }
+    let mounts = fs::read_to_string("/proc/self/mounts")
+        .map_err(|error| format!("/proc/self/mounts can't be read ({error})"))?;
+    let found = mount_point(&mounts).ok_or("cgroup v2 is not mounted")?;
+    Ok(found.to_owned())
+}
+
+/// Whether a group has others in it than one.
+fn has_others(parent: &Path) -> bool {
+    let found = rustix::fs::statx(rustix::fs::CWD, parent, AtFlags::empty(), StatxFlags::NLINK);
+    // What can't be told is looked at.
+    found.map_or(true, |found| found.stx_nlink > LINKS_ALONE + 1)
 }
 
 /// Where cgroup v2 is mounted, from the text of `/proc/self/mounts`.

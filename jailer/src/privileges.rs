@@ -3,9 +3,8 @@
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{
-    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capability_is_in_bounding_set,
-    clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
-    set_capabilities_secure_bits,
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
 };
 
 /// Number of the last capability that there can be: the sets have 64 bits.
@@ -50,10 +49,9 @@ pub(crate) fn drop_all(ids: Option<u32>) -> Result<(), Errno> {
         .contains(CapabilitySet::SETPCAP);
     if may_drop {
         for number in 0..=LAST_CAPABILITY {
-            let capability = CapabilitySet::from_bits_retain(1 << number);
-            match capability_is_in_bounding_set(capability) {
-                Ok(true) => remove_capability_from_bounding_set(capability)?,
-                Ok(false) => {}
+            match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number))
+            {
+                Ok(()) => {}
                 // One more than the kernel knows.
                 Err(Errno::INVAL) => break,
                 Err(error) => return Err(error),

@@ -145,6 +145,9 @@ pub fn start(
         let made = descriptors.process(namespaces, cgroup.as_ref(), leave_out, bounds);
         match made {
             Ok((born, ids)) => {
+                if let Some(cgroup) = &cgroup {
+                    cgroup.sweep_beside();
+                }
                 if let Some(error) = failure {
                     missing.push(refused(namespaces, &error));
                 }
