@@ -30,6 +30,9 @@ use crate::supervisor::{self, Plan, random_bytes};
 use crate::template::{ForkFiles, Saved, Template};
 use crate::workspace::Workspace;
 
+/// Stack of a sandbox's thread, in bytes: less than the huge page that the system's kernel may give for the first byte that is used.
+const THREAD_STACK_BYTES: usize = 512 << 10;
+
 /// Longest host name in bytes (Linux's `__NEW_UTS_LEN`).
 const MAX_HOSTNAME_BYTES: usize = 64;
 
@@ -354,6 +357,7 @@ impl SandboxBuilder {
         let supervised = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("sandvmm".to_owned())
+            .stack_size(THREAD_STACK_BYTES)
             .spawn(move || supervisor::run(&supervised, plan))
             .map_err(|source| StartError::System {
                 action: "Starting a thread",

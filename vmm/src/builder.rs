@@ -24,7 +24,7 @@ use crate::mptable::MAX_VCPUS;
 use crate::registers::{self, RegistersError};
 use crate::serve::Hooks;
 use crate::shell::{self, kvm_did_not};
-use crate::vcpu::VcpuError;
+use crate::vcpu::{THREAD_STACK_BYTES, VcpuError};
 use crate::wiring::{self, Orders};
 
 /// The first context identifier that a guest may have (virtio 1.2 §5.10.4).
@@ -143,6 +143,7 @@ pub(crate) fn build(
     let (vm, (kernel, initramfs)) = thread::scope(|scope| {
         let loading = thread::Builder::new()
             .name(String::from("load"))
+            .stack_size(THREAD_STACK_BYTES)
             .spawn_scoped(scope, || load(files.kernel, files.initramfs, &memory))
             .map_err(shell::system("a thread"))?;
         let vm = shell::with_memory(&kvm, &memory);

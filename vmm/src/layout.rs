@@ -8,7 +8,7 @@
 //!  0x0000_c000  setup_data: random seed  │
 //!  0x0002_0000  command line             ┘
 //!  0x0009_fc00  MP table                 ─ last KiB of conventional memory: not RAM in the memory map
-//!  0x0010_0000  kernel, … initramfs at the end of the low RAM
+//!  0x0010_0000  kernel, … initramfs behind it
 //!  0xc000_0000  the hole: no RAM up to 4 GiB
 //!  0xd000_0000  virtio-mmio devices, 4 KiB each
 //!  0xfec0_0000  IO-APIC

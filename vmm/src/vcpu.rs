@@ -31,6 +31,10 @@ use crate::snapshot;
 use crate::snapshot::state::VcpuState;
 use crate::snapshot::vcpu::SaveVcpuError;
 
+/// Stack of each of a machine's threads, in bytes. With the usual 2 MiB, the host's kernel gives a thread a huge page for the first byte of
+/// it that is used, and has to clear all of that.
+pub(crate) const THREAD_STACK_BYTES: usize = 512 << 10;
+
 /// How often the first entry into the guest may fail for want of memory, and how long to wait in between: under load the host may
 /// need a moment to find pages.
 const MAX_ENTRY_RETRIES: u32 = 50;
@@ -156,6 +160,7 @@ impl Vcpu {
         };
         let thread = thread::Builder::new()
             .name(format!("vcpu{id}"))
+            .stack_size(THREAD_STACK_BYTES)
             .spawn(move || runner.run())
             .map_err(|source| VcpuError::Thread { id, source })?;
         Ok(Self {

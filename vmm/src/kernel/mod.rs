@@ -16,6 +16,7 @@ use linux_loader::loader::{self, KernelLoader};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use crate::layout;
+use crate::snapshot::working_set::PAGE_BYTES;
 use image::Image;
 
 /// Largest kernel or initramfs in bytes; an ordinary distribution's are below 100 MiB.
@@ -183,7 +184,9 @@ pub fn load(file: OwnedFd, memory: &GuestMemoryMmap) -> Result<Kernel, KernelErr
     }
 }
 
-/// Loads an initramfs to the end of the low memory.
+/// Loads an initramfs behind the kernel.
+///
+/// The last pages that a kernel needs and the first of its initramfs share a huge page of the host then, which is cleared once for both.
 ///
 /// # Errors
 /// See [`InitramfsError`]. Guest memory may have been written.
@@ -210,8 +213,14 @@ pub fn load_initramfs(
         memory_end,
     };
     // Page-aligned, so that the kernel can give its pages back.
-    let address = match memory_end.checked_sub(bytes) {
-        Some(address) if address & !0xfff >= kernel.end => address & !0xfff,
+    let address = match kernel.end.checked_next_multiple_of(PAGE_BYTES) {
+        Some(address)
+            if address
+                .checked_add(bytes)
+                .is_some_and(|end| end <= memory_end) =>
+        {
+            address
+        }
         _ => return Err(does_not_fit),
     };
     let (Ok(address), Ok(size)) = (u32::try_from(address), u32::try_from(bytes)) else {

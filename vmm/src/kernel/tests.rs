@@ -454,16 +454,19 @@ fn load_initramfs_bytes(bytes: &[u8]) -> Result<Initramfs, InitramfsError> {
 }
 
 #[test]
-fn an_initramfs_lies_at_the_end_of_memory() {
-    let initramfs = load_initramfs_bytes(&[7; 5000]).unwrap();
+fn an_initramfs_lies_behind_the_kernel() {
+    let memory = memory::map(MEMORY_MIB).unwrap();
+    let kernel = load(file(&good_elf()), &memory).unwrap();
+    // Ends within a page.
+    let kernel = Kernel {
+        end: kernel.end - 5,
+        ..kernel
+    };
 
-    assert_eq!(
-        initramfs,
-        Initramfs {
-            address: 0x1ff_e000,
-            bytes: 5000
-        }
-    );
+    let initramfs = load_initramfs(file(&[7; 5000]), &memory, &kernel).unwrap();
+
+    assert_eq!(u64::from(initramfs.address), kernel.end + 5);
+    assert_eq!(initramfs.bytes, 5000);
 }
 
 #[test]
