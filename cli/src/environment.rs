@@ -74,6 +74,13 @@ pub(crate) fn collect(
     Ok(variables)
 }
 
+/// Why a secret's variable can't be set otherwise.
+pub(crate) fn given_away(name: &str) -> String {
+    format!(
+        "The variable {name} is a --secret and is set by -e or --env-file too, which would give it to the program: leave that out"
+    )
+}
+
 /// Reads a file of variables, without waiting on one that is none.
 fn read_file(path: &Path) -> Result<Vec<u8>, EnvironmentError> {
     let unreadable = |source| EnvironmentError::Unreadable {

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use crate::audit::{Process, Record, Verdict, as_rule, millis};
 use crate::connect::{self, Resolver, SystemResolver};
 use crate::guard::Guard;
+use crate::interception::Interception;
+use crate::name::HostName;
 use crate::policy::{Policy, Target};
 use crate::relay::{Count, End, MAX_HELD_BYTES, relay};
 
@@ -90,6 +92,8 @@ pub struct Options {
     pub limits: Limits,
     /// Is told of each attempt.
     pub sink: Option<Arc<Sink>>,
+    /// Secrets, and the TLS that is opened for them.
+    pub interception: Option<Arc<Interception>>,
 }
 
 impl Default for Options {
@@ -101,6 +105,7 @@ impl Default for Options {
             resolver: Arc::new(SystemResolver),
             limits: Limits::default(),
             sink: None,
+            interception: None,
         }
     }
 }
@@ -112,6 +117,7 @@ impl fmt::Debug for Options {
             .field("sandbox", &self.sandbox)
             .field("policy", &self.policy)
             .field("limits", &self.limits)
+            .field("interception", &self.interception)
             .finish_non_exhaustive()
     }
 }
@@ -309,19 +315,23 @@ impl Gateway {
         connected: &[u8],
         mut record: Record,
     ) -> Record {
-        let mut guard = Guard::new(&attempt.target, attempt.port, policy.is_raw(attempt.port));
+        let opened = self.opened(attempt);
+        let mut guard = match opened {
+            Some(_) => Guard::tls(&attempt.target, attempt.port),
+            None => Guard::new(&attempt.target, attempt.port, policy.is_raw(attempt.port)),
+        };
         let first = match first_words(stream, &mut guard) {
             Ok(first) => first,
             Err(First::Refused(reason)) => return record.because(Verdict::Denied, &reason),
             Err(First::Silent(reason)) => return record.because(Verdict::Failed, reason),
         };
-        let opened = connect::open(
+        let connected_to = connect::open(
             &attempt.target,
             attempt.port,
             policy,
             &*self.0.options.resolver,
         );
-        let server = match opened {
+        let server = match connected_to {
             Ok(server) => server,
             Err(error) => {
                 let verdict = if error.is_denial() {
@@ -335,10 +345,31 @@ impl Gateway {
         record.address = server.peer_addr().ok().map(|address| address.ip());
         let mut count = Count::new(&self.0.bytes_left);
         count.out = first.0.len() as u64;
-        let end = if count.take(first.0.len()) {
-            carry_between(stream, &server, connected, &mut guard, first, &mut count)
-        } else {
+        let end = if !count.take(first.0.len()) {
             Ok(End::Budget)
+        } else if let Some((interception, host)) = opened {
+            let upstream = match interception.connect(host, &server) {
+                Ok(upstream) => upstream,
+                Err(error) if error.is_denial() => {
+                    return record.because(Verdict::Denied, &error.to_string());
+                }
+                Err(error) => return record.because(Verdict::Failed, &error.to_string()),
+            };
+            ready(stream, &server, connected).and_then(|()| {
+                let between = (&*stream, &server);
+                let host = (host, attempt.port);
+                interception.carry(host, between, upstream, &first.0, &mut count)
+            })
+        } else {
+            ready(stream, &server, connected).and_then(|()| {
+                relay(
+                    stream.as_fd(),
+                    server.as_fd(),
+                    &mut guard,
+                    first,
+                    &mut count,
+                )
+            })
         };
         record.bytes_out = count.out;
         record.bytes_in = count.inward;
@@ -346,9 +377,21 @@ impl Gateway {
         match end {
             Ok(End::Closed) => record,
             Ok(End::Refused(error)) => record.because(Verdict::Denied, &error.to_string()),
+            Ok(End::Broken(reason)) => record.because(Verdict::Failed, &reason),
             Ok(End::Idle) => record.because(Verdict::Failed, "nothing moved for an hour"),
             Ok(End::Budget) => record.because(Verdict::Denied, "the sandbox's bytes are used up"),
             Err(error) => record.because(Verdict::Failed, &error.to_string()),
+        }
+    }
+
+    /// What opens this connection's TLS, if that is done, and the host that it is for.
+    fn opened<'a>(&'a self, attempt: &'a Attempt) -> Option<(&'a Interception, &'a HostName)> {
+        let interception = self.0.options.interception.as_deref()?;
+        match &attempt.target {
+            Target::Name(name) if interception.covers(&attempt.target, attempt.port) => {
+                Some((interception, name))
+            }
+            _ => None,
         }
     }
 
@@ -396,19 +439,11 @@ impl Gateway {
     }
 }
 
-/// Tells the guest that it is connected, and carries.
-fn carry_between(
-    stream: &mut UnixStream,
-    server: &TcpStream,
-    connected: &[u8],
-    guard: &mut Guard,
-    first: (Vec<u8>, usize),
-    count: &mut Count<'_>,
-) -> io::Result<End> {
+/// Tells the guest that it is connected; from now on nobody waits for a stream alone.
+fn ready(stream: &mut UnixStream, server: &TcpStream, connected: &[u8]) -> io::Result<()> {
     stream.write_all(connected)?;
     stream.set_nonblocking(true)?;
-    server.set_nonblocking(true)?;
-    relay(stream.as_fd(), server.as_fd(), guard, first, count)
+    server.set_nonblocking(true)
 }
 
 /// Why there are no first words that may pass.

@@ -70,6 +70,16 @@ impl Guard {
         }
     }
 
+    /// For a connection whose TLS is opened: nothing else passes.
+    #[must_use]
+    pub fn tls(target: &Target, port: u16) -> Self {
+        Self {
+            target: target.clone(),
+            port,
+            kind: Kind::Tls(TlsState::Hello),
+        }
+    }
+
     /// Whether the client has to speak first, so that nothing is connected before its words were found good.
     #[must_use]
     pub fn waits_for_client(&self) -> bool {

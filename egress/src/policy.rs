@@ -106,7 +106,8 @@ impl Rule {
         &self.ports
     }
 
-    fn covers(&self, target: &Target, port: u16) -> bool {
+    /// Whether it is about this connection.
+    pub(crate) fn covers(&self, target: &Target, port: u16) -> bool {
         self.ports.contains(&port)
             && match (&self.pattern, target) {
                 (Pattern::Name(allowed), Target::Name(name)) => allowed == name,

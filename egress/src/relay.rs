@@ -30,6 +30,8 @@ pub enum End {
     Idle,
     /// The sandbox's bytes are used up.
     Budget,
+    /// TLS that was opened has failed, with one side or the other.
+    Broken(String),
 }
 
 /// Bytes that may still move, shared by all connections of a sandbox, and those that one has moved.
@@ -163,7 +165,10 @@ pub fn relay(
         if out.closed && inward.closed {
             return Ok(End::Closed);
         }
-        let Some((guest_is, server_is)) = wait(guest, server, &out, &inward)? else {
+        let of_guest = wanted(out.wants_to_read(), inward.passed > 0);
+        let of_server = wanted(inward.wants_to_read(), out.passed > 0);
+        let ready = wait((guest, of_guest), (server, of_server), IDLE_LIMIT)?;
+        let Some((guest_is, server_is)) = ready else {
             return Ok(End::Idle);
         };
         if guest_is.is_empty() && server_is.is_empty() {
@@ -208,21 +213,21 @@ pub fn relay(
     }
 }
 
-/// What the guest's stream and the server's are ready for: `None` when nothing moves, empty when nothing is waited for.
-fn wait(
-    guest: BorrowedFd<'_>,
-    server: BorrowedFd<'_>,
-    out: &Way,
-    inward: &Way,
+/// What is waited for of a stream.
+pub(crate) fn wanted(reads: bool, writes: bool) -> PollFlags {
+    let mut flags = PollFlags::empty();
+    flags.set(PollFlags::IN, reads);
+    flags.set(PollFlags::OUT, writes);
+    flags
+}
+
+/// What the guest's stream and the server's are ready for: `None` when nothing moves within the limit, empty when nothing is waited
+/// for.
+pub(crate) fn wait(
+    (guest, of_guest): (BorrowedFd<'_>, PollFlags),
+    (server, of_server): (BorrowedFd<'_>, PollFlags),
+    limit: Duration,
 ) -> io::Result<Option<(PollFlags, PollFlags)>> {
-    let wanted = |reads: bool, writes: bool| {
-        let mut flags = PollFlags::empty();
-        flags.set(PollFlags::IN, reads);
-        flags.set(PollFlags::OUT, writes);
-        flags
-    };
-    let of_guest = wanted(out.wants_to_read(), inward.passed > 0);
-    let of_server = wanted(inward.wants_to_read(), out.passed > 0);
     // A stream that nothing is wanted of is left out: its end would be told again and again.
     let mut rows: Vec<PollFd<'_>> = [(guest, of_guest), (server, of_server)]
         .into_iter()
@@ -232,7 +237,7 @@ fn wait(
     if rows.is_empty() {
         return Ok(Some((PollFlags::empty(), PollFlags::empty())));
     }
-    let limit = Timespec::try_from(IDLE_LIMIT).map_err(io::Error::other)?;
+    let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
     match rustix::io::retry_on_intr(|| poll(&mut rows, Some(&limit))) {
         Ok(0) => return Ok(None),
         Ok(_) => {}

@@ -79,7 +79,49 @@ pub struct Rules {
     pub addresses: Vec<AddressRule>,
     /// Ports of every host: the host decides on each connection.
     pub every: Vec<u16>,
+    /// What programs have to trust, where the host opens TLS.
+    pub trust: Option<Trust>,
 }
+
+/// Certificates that programs in the guest trust, in PEM. They are in place before [`FromGate::Ready`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trust {
+    /// That of the sandbox's own authority.
+    pub authority: String,
+    /// Those that the host trusts, for an image that has none.
+    pub host_roots: String,
+}
+
+/// Where programs in the guest find the authority's certificate alone.
+pub const AUTHORITY_FILE: &str = "/run/sandvmm-trust/authority.pem";
+
+/// Where they find it together with all others that they trust.
+pub const TRUST_FILE: &str = "/run/sandvmm-trust/all.pem";
+
+/// The variables by which programs are told of [`TRUST_FILE`], each with who reads it.
+pub const TRUST_VARIABLES: [&str; 12] = [
+    // OpenSSL and all that leave the choice to it, Go, Ruby, uv, httpx.
+    "SSL_CERT_FILE",
+    // Python's requests, and pip.
+    "REQUESTS_CA_BUNDLE",
+    "PIP_CERT",
+    // curl, also of programs that are built on its library.
+    "CURL_CA_BUNDLE",
+    // git, cargo.
+    "GIT_SSL_CAINFO",
+    "CARGO_HTTP_CAINFO",
+    // The AWS tools and libraries.
+    "AWS_CA_BUNDLE",
+    // Nix's OpenSSL, gRPC, Deno, npm, Python's httplib2.
+    "NIX_SSL_CERT_FILE",
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+    "DENO_CERT",
+    "NPM_CONFIG_CAFILE",
+    "HTTPLIB2_CA_CERTS",
+];
+
+/// The variable by which Node is told of [`AUTHORITY_FILE`]: it has a list of its own, to which this is added.
+pub const EXTRA_TRUST_VARIABLE: &str = "NODE_EXTRA_CA_CERTS";
 
 /// Hosts that are allowed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use vmm::snapshot::format::MAX_STATE_BYTES;
 
 use crate::cell::Part;
 use crate::clock::{instant_ns, nanos, now_ns};
-use crate::egress::{Attempt, Decision, EgressOptions, Limits, Record, Resolver};
+use crate::egress::{Attempt, Decision, EgressOptions, Limits, Record, Resolver, Secret};
 use crate::error::StartError;
 use crate::event::{Event, Events};
 use crate::file::{self, Role};
@@ -279,6 +279,34 @@ impl SandboxBuilder {
     #[must_use]
     pub fn raw_port(mut self, port: u16) -> Self {
         self.egress.raw_ports.push(port);
+        self
+    }
+
+    /// Lets the guest use a secret that it never has: it finds a placeholder in the variable of the secret's name, and in header
+    /// fields of requests to the secret's hosts, which are allowed thereby, this process puts the value in. TLS to these hosts is opened here, and
+    /// the guest's programs trust a certificate of this sandbox's own; `docs/egress.md` says what that means. May be repeated.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # sandvmm::init();
+    /// use sandvmm::egress::Secret;
+    ///
+    /// let value = std::env::var("OPENAI_API_KEY")?.into_bytes();
+    /// let secret = Secret::new("OPENAI_API_KEY", &["api.openai.com"], value)?;
+    /// let sandbox = sandvmm::Sandbox::builder().secret(secret).start()?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.egress.secrets.push(secret);
+        self
+    }
+
+    /// Certificates in PEM that servers of secrets' hosts are known by, beside those that the host trusts: at most
+    /// [`MAX_ROOTS_BYTES`](crate::egress::MAX_ROOTS_BYTES). Default: none.
+    #[must_use]
+    pub fn egress_roots(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.egress.roots_pem = pem.into();
         self
     }
 

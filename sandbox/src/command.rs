@@ -318,14 +318,21 @@ impl Command {
 
     fn message(&self, command_id: u32) -> Spawn {
         let bytes = |text: &OsString| text.as_bytes().to_vec();
+        // Those of the sandbox first: what was set for this command holds.
+        let of_sandbox = self.shared.egress.as_ref().map(|egress| egress.variables());
+        let of_sandbox = of_sandbox.unwrap_or_default().into_iter();
         Spawn {
             command_id,
             program: bytes(&self.program),
             args: self.args.iter().map(bytes).collect(),
-            env: self
-                .env
-                .iter()
-                .map(|(key, value)| (bytes(key), bytes(value)))
+            env: of_sandbox
+                .filter(|(key, _)| self.env.iter().all(|(known, _)| known != key.as_str()))
+                .map(|(key, value)| (key.into_bytes(), value.into_bytes()))
+                .chain(
+                    self.env
+                        .iter()
+                        .map(|(key, value)| (bytes(key), bytes(value))),
+                )
                 .collect(),
             cwd: self
                 .current_dir

@@ -17,12 +17,16 @@ pub use egress::audit::{Process, Record, Verdict};
 pub use egress::connect::{Resolver, SystemResolver};
 pub use egress::gateway::{Attempt, Decision, Limits, Totals};
 use egress::gateway::{Decide, Gateway, Options, Sink};
+use egress::interception::Interception;
+pub use egress::interception::MAX_ROOTS_BYTES;
 pub use egress::name::HostName;
 use egress::policy::{DEFAULT_PORTS, MAX_RULES, Pattern, Policy};
 pub use egress::policy::{Rule, RuleError, Target};
+pub use egress::secret::{MAX_SECRET_BYTES, Secret, SecretError};
 use protocol::frame::{self, FrameError, MAX_TO_AGENT_BYTES};
 use protocol::gate::{
-    AddressRule, CONNECTED, FromGate, Inward, MAX_GATE_FRAME_BYTES, NameRule, Open, Rules,
+    AUTHORITY_FILE, AddressRule, CONNECTED, EXTRA_TRUST_VARIABLE, FromGate, Inward,
+    MAX_GATE_FRAME_BYTES, NameRule, Open, Rules, TRUST_FILE, TRUST_VARIABLES, Trust,
 };
 
 use crate::error::StartError;
@@ -50,6 +54,8 @@ pub(crate) struct EgressOptions {
     pub(crate) resolver: Option<Arc<dyn Resolver>>,
     pub(crate) limits: Limits,
     pub(crate) ports_in: bool,
+    pub(crate) secrets: Vec<Secret>,
+    pub(crate) roots_pem: Vec<u8>,
 }
 
 impl fmt::Debug for EgressOptions {
@@ -60,6 +66,7 @@ impl fmt::Debug for EgressOptions {
             .field("raw_ports", &self.raw_ports)
             .field("limits", &self.limits)
             .field("ports_in", &self.ports_in)
+            .field("secrets", &self.secrets)
             .finish_non_exhaustive()
     }
 }
@@ -71,22 +78,33 @@ impl EgressOptions {
         sandbox: &str,
         events: &Events,
     ) -> Result<Option<Arc<Egress>>, StartError> {
-        if self.rules.is_empty() && self.decide.is_none() && !self.ports_in {
+        let is_closed = self.rules.is_empty() && self.secrets.is_empty();
+        if is_closed && self.decide.is_none() && !self.ports_in {
             return Ok(None);
         }
+        let invalid = |sentence: String| StartError::InvalidOption { sentence };
         let mut policy = Policy::new();
         for text in self.rules {
             let rule = text
                 .parse()
-                .map_err(|error: RuleError| StartError::InvalidOption {
-                    sentence: error.to_string(),
-                })?;
+                .map_err(|error: RuleError| invalid(error.to_string()))?;
             if !policy.allow(rule) {
-                return Err(StartError::InvalidOption {
-                    sentence: format!("More than {MAX_RULES} hosts are allowed"),
-                });
+                return Err(invalid(format!("More than {MAX_RULES} hosts are allowed")));
             }
         }
+        // A host is allowed by being named for a secret.
+        for rule in self.secrets.iter().flat_map(Secret::rules) {
+            if !policy.allow(rule.clone()) {
+                return Err(invalid(format!("More than {MAX_RULES} hosts are allowed")));
+            }
+        }
+        // TLS is set up where there is a secret, and nowhere else.
+        let interception = if self.secrets.is_empty() {
+            None
+        } else {
+            let made = Interception::new(self.secrets, &self.roots_pem);
+            Some(Arc::new(made.map_err(|error| invalid(error.to_string()))?))
+        };
         for port in self.raw_ports {
             policy.raw_port(port);
         }
@@ -105,6 +123,7 @@ impl EgressOptions {
             resolver: self.resolver.unwrap_or_else(system),
             limits: self.limits,
             sink: Some(Arc::new(tell)),
+            interception,
         })))
     }
 }
@@ -113,6 +132,7 @@ impl EgressOptions {
 #[derive(Debug)]
 pub(crate) struct Egress {
     gateway: Gateway,
+    interception: Option<Arc<Interception>>,
     /// Where its rules are written to.
     control: Mutex<Option<UnixStream>>,
     /// Threads that listen to it.
@@ -180,10 +200,27 @@ impl EgressHandle {
 impl Egress {
     fn new(options: Options) -> Arc<Self> {
         Arc::new(Self {
+            interception: options.interception.clone(),
             gateway: Gateway::new(options),
             control: Mutex::new(None),
             listening: AtomicUsize::new(0),
         })
+    }
+
+    /// The variables of all commands: what stands for the secrets, and where the certificates are.
+    pub(crate) fn variables(&self) -> Vec<(String, String)> {
+        let Some(interception) = &self.interception else {
+            return Vec::new();
+        };
+        let placeholders = interception
+            .placeholders()
+            .map(|(name, placeholder)| (name.to_owned(), placeholder.to_owned()));
+        let trust = TRUST_VARIABLES
+            .iter()
+            .map(|name| (*name, TRUST_FILE))
+            .chain([(EXTRA_TRUST_VARIABLE, AUTHORITY_FILE)])
+            .map(|(name, path)| (name.to_owned(), path.to_owned()));
+        placeholders.chain(trust).collect()
     }
 
     fn change(&self, change: impl FnOnce(&mut Policy)) {
@@ -205,7 +242,13 @@ impl Egress {
     /// What the gate has to know.
     fn rules(&self) -> Rules {
         let policy = self.gateway.policy();
-        let mut rules = Rules::default();
+        let mut rules = Rules {
+            trust: self.interception.as_ref().map(|interception| Trust {
+                authority: interception.authority_pem(),
+                host_roots: interception.host_roots_pem(),
+            }),
+            ..Rules::default()
+        };
         for rule in policy.rules() {
             let ports = rule.ports().to_vec();
             match rule.pattern() {

@@ -1,17 +1,11 @@
 //! What leaves a machine and what enters it, in a network of the test's own: real programs in real guests, real servers.
-//!
-//! The network lies in namespaces that the test makes: the KVM host's own is not touched.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Command, Output};
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-const NETWORK: &str = include_str!("egress/network.sh");
-const SERVERS: &str = include_str!("egress/servers.py");
+use crate::network::{Network, text};
 
 /// MiB that go each way, unless the variable says otherwise: the processor may be emulated.
 const BULK_MIB: &str = "64";
@@ -20,57 +14,6 @@ const BULK_VARIABLE: &str = "SANDVMM_EGRESS_BULK_MIB";
 /// Connections of a flood, likewise.
 const FLOOD: &str = "400";
 const FLOOD_VARIABLE: &str = "SANDVMM_EGRESS_FLOOD";
-
-/// A network, and what has been done in it.
-struct Network(TempDir);
-
-impl Network {
-    fn new(programs: &[(&str, &str)]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        for (name, text) in [("network.sh", NETWORK), ("servers.py", SERVERS)]
-            .iter()
-            .chain(programs)
-        {
-            fs::write(folder.path().join(name), text).unwrap();
-        }
-        Self(folder)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// Runs a shell command in it, in the folder.
-    fn run(&self, command: &str) -> Output {
-        let output = Command::new("timeout")
-            .args(["--signal=KILL", "900", "unshare", "--net", "--mount", "sh"])
-            .arg(self.path("network.sh"))
-            .arg(self.0.path())
-            .args(["sh", "-c", command])
-            .output()
-            .unwrap();
-        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
-        output
-    }
-
-    /// Host and path of all requests that reached a server.
-    fn received(&self) -> BTreeSet<String> {
-        let text = fs::read_to_string(self.path("received")).unwrap_or_default();
-        text.lines().map(str::to_owned).collect()
-    }
-
-    /// All attempts on record.
-    fn records(&self) -> Vec<Value> {
-        let text = fs::read_to_string(self.path("log")).unwrap();
-        text.lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect()
-    }
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap()
-}
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]

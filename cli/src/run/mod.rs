@@ -13,6 +13,7 @@ pub(crate) mod parts;
 mod plan;
 mod relay;
 mod report;
+mod secret;
 mod session;
 mod shared;
 pub(crate) mod signals;

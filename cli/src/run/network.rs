@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sandvmm::egress::{Record, Rule, RuleError, Verdict};
+use sandvmm::egress::{MAX_ROOTS_BYTES, Record, Rule, RuleError, Secret, Verdict};
 use sandvmm::{Sandbox, SandboxBuilder};
 use serde::Serialize;
 
-use crate::args::NetworkArgs;
+use super::secret::{self, SecretArgError};
+use crate::args::{EgressArgs, NetworkArgs};
 use crate::notice;
 
 /// Largest file of rules that is read, in bytes.
@@ -53,6 +54,9 @@ pub(crate) enum NetworkError {
     /// A file above [`MAX_FILE_BYTES`].
     #[error("The file '{}' is larger than {} MiB", .0.display(), MAX_FILE_BYTES >> 20)]
     TooLarge(PathBuf),
+    /// A secret that there is not.
+    #[error(transparent)]
+    Secret(#[from] SecretArgError),
     /// An address of this host that can't be listened on.
     #[error("The address {address} can't be listened on")]
     Listen {
@@ -96,6 +100,8 @@ pub(crate) fn parse_rule(text: &str) -> Result<String, RuleError> {
 pub(crate) struct Network {
     rules: Vec<String>,
     raw_ports: Vec<u16>,
+    secrets: Vec<Secret>,
+    roots_pem: Vec<u8>,
     published: Vec<(TcpListener, u16)>,
     log: Option<File>,
     told: Arc<Mutex<Told>>,
@@ -136,17 +142,33 @@ impl Network {
     /// # Errors
     /// See [`NetworkError`].
     pub(crate) fn new(args: &NetworkArgs) -> Result<Self, NetworkError> {
-        let mut rules = args.allow_host.clone();
-        for path in &args.allow_file {
-            rules.extend(read_rules(path)?);
-        }
+        let secrets = args.secret.iter().map(|text| secret::read(text));
+        let secrets = secrets.collect::<Result<_, _>>()?;
+        let roots_pem = args.egress_ca.as_deref().map(read_roots).transpose()?;
         let published = args.publish.iter().map(|Publish { address, port }| {
             let listener = TcpListener::bind(address).map_err(|source| NetworkError::Listen {
                 address: *address,
                 source,
             })?;
-            Ok((listener, *port))
+            Ok::<_, NetworkError>((listener, *port))
         });
+        Ok(Self {
+            secrets,
+            roots_pem: roots_pem.unwrap_or_default(),
+            published: published.collect::<Result<_, _>>()?,
+            ..Self::outwards(&args.egress)?
+        })
+    }
+
+    /// Where nothing enters, and there are no secrets.
+    ///
+    /// # Errors
+    /// See [`NetworkError`].
+    pub(crate) fn outwards(args: &EgressArgs) -> Result<Self, NetworkError> {
+        let mut rules = args.allow_host.clone();
+        for path in &args.allow_file {
+            rules.extend(read_rules(path)?);
+        }
         let log = args.egress_log.as_ref().map(|path| {
             let opened = OpenOptions::new().create(true).append(true).open(path);
             opened.map_err(|source| NetworkError::File {
@@ -158,7 +180,9 @@ impl Network {
         Ok(Self {
             rules,
             raw_ports: args.raw_port.clone(),
-            published: published.collect::<Result<_, _>>()?,
+            secrets: Vec::new(),
+            roots_pem: Vec::new(),
+            published: Vec::new(),
             log: log.transpose()?,
             told: Arc::default(),
         })
@@ -166,7 +190,12 @@ impl Network {
 
     /// Whether anything may leave or enter.
     pub(crate) fn is_on(&self) -> bool {
-        !self.rules.is_empty() || !self.published.is_empty()
+        !self.rules.is_empty() || !self.secrets.is_empty() || !self.published.is_empty()
+    }
+
+    /// The variables in which the guest finds placeholders.
+    pub(crate) fn secret_names(&self) -> impl Iterator<Item = &str> {
+        self.secrets.iter().map(Secret::name)
     }
 
     /// Sets a sandbox up so. What is denied is said, unless it is to be silent.
@@ -187,6 +216,10 @@ impl Network {
             .rules
             .iter()
             .fold(builder, |builder, rule| builder.allow_host(rule));
+        let builder = self.secrets.iter().fold(
+            builder.egress_roots(self.roots_pem.clone()),
+            |builder, secret| builder.secret(secret.clone()),
+        );
         let builder = self
             .raw_ports
             .iter()
@@ -259,6 +292,19 @@ impl Told {
         });
         true
     }
+}
+
+fn read_roots(path: &Path) -> Result<Vec<u8>, NetworkError> {
+    let mut pem = Vec::new();
+    // What is longer is refused, as such, where it is read.
+    File::open(path)
+        .and_then(|file| file.take(MAX_ROOTS_BYTES as u64 + 1).read_to_end(&mut pem))
+        .map_err(|source| NetworkError::File {
+            path: path.to_owned(),
+            action: "read",
+            source,
+        })?;
+    Ok(pem)
 }
 
 /// One rule a line; blank lines and those that begin with `#` are skipped.

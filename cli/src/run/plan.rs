@@ -28,6 +28,9 @@ pub(crate) enum PlanError {
     /// The options of the network are wrong.
     #[error(transparent)]
     Network(#[from] NetworkError),
+    /// A variable that is to hold a placeholder and something else.
+    #[error("{}", environment::given_away(.0))]
+    SecretVariable(String),
     /// `-t` without a terminal.
     #[error("Standard input is not a terminal: leave out -t, or say -i for plain standard input")]
     NoTerminal,
@@ -78,11 +81,16 @@ impl Plan {
         if args.tty && !terminal::is_input_terminal() {
             return Err(PlanError::NoTerminal);
         }
+        let network = Network::new(&args.sandbox.network)?;
+        let is_set = |name: &&str| variables.iter().any(|(known, _)| known == *name);
+        if let Some(name) = network.secret_names().find(is_set) {
+            return Err(PlanError::SecretVariable(name.to_owned()));
+        }
         Ok(Self {
             target,
             variables,
             has_input: args.interactive,
-            network: Network::new(&args.sandbox.network)?,
+            network,
         })
     }
 }

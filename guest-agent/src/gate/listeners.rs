@@ -185,6 +185,7 @@ mod tests {
             }],
             addresses: Vec::new(),
             every: Vec::new(),
+            trust: None,
         }
     }
 

@@ -13,6 +13,7 @@ pub mod names;
 mod process;
 mod routes;
 mod streams;
+mod trust;
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -133,6 +134,13 @@ impl Gate {
                 Err(FrameError::Ended | FrameError::Stream(_)) => return Ok(()),
                 Err(error) => return Err(error),
             };
+            if let Some(trust) = &rules.trust
+                && let Err(error) = trust::install(trust)
+            {
+                let message = format!("The sandbox's certificate can't be installed: {error}");
+                self.tell(&FromGate::Failed { message });
+                return Ok(());
+            }
             {
                 let mut table = lock(&self.table);
                 let Table {

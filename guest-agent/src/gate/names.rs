@@ -182,6 +182,7 @@ mod tests {
             ],
             addresses: Vec::new(),
             every: Vec::new(),
+            trust: None,
         };
         let of = |name| ports(&rules, name).into_iter().collect::<Vec<_>>();
         assert_eq!(of("a.example"), [80, 443, 5432]);

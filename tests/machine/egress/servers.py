@@ -1,8 +1,9 @@
 """The servers of the test network: HTTP, HTTPS, and two protocols of their own. What they receive is in the log."""
-import hashlib, http.server, os, socket, ssl, sys, threading
+import hashlib, http.server, json, os, socket, ssl, sys, threading, time
 
 folder = sys.argv[1]
 log = open(os.path.join(folder, "received"), "a", buffering=1)
+seen = open(os.path.join(folder, "seen"), "a", buffering=1)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -16,14 +17,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def show(self, body=""):
+        """Writes down all of a request, and sends its credentials back: in a field, and in a body."""
+        fields = {name.lower(): value for name, value in self.headers.items()}
+        seen.write(json.dumps({"path": self.path, "fields": fields, "body": body}) + "\n")
+        token = fields.get("authorization", "")
+        self.answer(fields=[("X-Back", token)], body=f"you are {token}\n".encode())
+
     def do_GET(self):
+        if self.path.startswith("/show"):
+            return self.show()
         log.write(f"{self.headers['Host']} {self.path}\n")
+        if self.path == "/wait":
+            while not os.path.exists(os.path.join(folder, "scanned")):
+                time.sleep(0.1)
         if self.path == "/redirect":
             self.answer(302, [("Location", "http://169.254.169.254/latest/meta-data/")])
         else:
             self.answer(body=f"hello from {self.headers['Host']}\n".encode())
 
     def do_POST(self):
+        if self.path.startswith("/show"):
+            return self.show(self.read_body().decode())
         length = int(self.headers["Content-Length"])
         digest = hashlib.sha256()
         while length:
@@ -31,6 +46,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
             digest.update(piece)
             length -= len(piece)
         self.answer(body=digest.hexdigest().encode())
+
+    def read_body(self):
+        if self.headers["Transfer-Encoding"] != "chunked":
+            return self.rfile.read(int(self.headers["Content-Length"]))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
 
     def log_message(self, *_):
         pass
@@ -96,6 +121,16 @@ def bulk(stream):
 
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 context.load_cert_chain(os.path.join(folder, "server.pem"), os.path.join(folder, "server.key"))
+known = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+known.load_cert_chain(os.path.join(folder, "api.pem"), os.path.join(folder, "api.key"))
+
+
+def choose(connection, name, _):
+    if name == "api.example":
+        connection.context = known
+
+
+context.sni_callback = choose
 serve(80)
 serve(443, context)
 serve(8080)

@@ -1,0 +1,325 @@
+//! Carries one connection between two TLS ends: requests one way, checked and with secrets put in; the server's words the other,
+//! with secrets masked. Both ways as fast as the slower side takes them.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use rustix::event::PollFlags;
+use rustls::{AlertDescription, ClientConnection, ServerConnection};
+use zeroize::Zeroizing;
+
+use super::mask::{Masks, PAUSE};
+use super::requests::Requests;
+use crate::guard::GuardError;
+use crate::relay::{Count, End, IDLE_LIMIT, MAX_HELD_BYTES, wait, wanted};
+
+/// Bytes that are moved at a time.
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// One connection.
+pub(super) struct Session<'a> {
+    guest: &'a UnixStream,
+    downstream: ServerConnection,
+    server: &'a TcpStream,
+    upstream: ClientConnection,
+    requests: Requests,
+    masks: Masks,
+    /// What the guest has said and is no whole request yet.
+    held: Vec<u8>,
+    /// For the server, and not yet encrypted.
+    out: Zeroizing<Vec<u8>>,
+    /// For the guest, likewise.
+    inward: Vec<u8>,
+    chunk: Zeroizing<Vec<u8>>,
+    guest_ends: Ends,
+    server_ends: Ends,
+}
+
+/// How far one side's words have come to their end.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ends {
+    /// Its socket has.
+    socket: bool,
+    /// Its TLS has, properly or not.
+    words: bool,
+    /// Without saying so.
+    is_cut: bool,
+    /// The other side was told.
+    told: bool,
+    /// And its socket was closed for writing.
+    shut: bool,
+}
+
+/// Whether an end of the connection was found.
+type Found = Result<(), End>;
+
+impl<'a> Session<'a> {
+    pub(super) fn new(
+        (guest, downstream): (&'a UnixStream, ServerConnection),
+        (server, upstream): (&'a TcpStream, ClientConnection),
+        requests: Requests,
+    ) -> Self {
+        Self {
+            guest,
+            downstream,
+            server,
+            upstream,
+            requests,
+            masks: Masks::default(),
+            held: Vec::new(),
+            // Full from the beginning: a buffer that grows leaves its bytes behind.
+            out: Zeroizing::new(Vec::with_capacity(4 * MAX_HELD_BYTES)),
+            inward: Vec::new(),
+            chunk: Zeroizing::new(vec![0; CHUNK_BYTES]),
+            guest_ends: Ends::default(),
+            server_ends: Ends::default(),
+        }
+    }
+
+    /// Carries until one side has ended or is at fault; `first` are the guest's first bytes.
+    pub(super) fn run(mut self, first: &[u8], count: &mut Count<'_>) -> io::Result<End> {
+        let mut first = first;
+        while !first.is_empty() {
+            self.downstream.read_tls(&mut first)?;
+            if let Err(end) = self.understand_guest() {
+                return Ok(end);
+            }
+        }
+        loop {
+            match self.step(count)? {
+                Ok(()) => {}
+                Err(end) => return Ok(end),
+            }
+        }
+    }
+
+    fn step(&mut self, count: &mut Count<'_>) -> io::Result<Found> {
+        if let Err(end) = self.move_words() {
+            return Ok(Err(end));
+        }
+        if self.server_ends.told && !self.downstream.wants_write() {
+            let _ = self.guest.shutdown(Shutdown::Write);
+            return Ok(Err(End::Closed));
+        }
+        if self.guest_ends.told && !self.upstream.wants_write() && self.guest_ends.socket {
+            if self.guest_ends.is_cut {
+                // Nobody reads an answer.
+                return Ok(Err(End::Closed));
+            }
+            if !self.guest_ends.shut {
+                self.guest_ends.shut = true;
+                let _ = self.server.shutdown(Shutdown::Write);
+            }
+        }
+        let of_guest = wanted(
+            !self.guest_ends.socket && self.downstream.wants_read() && self.has_room_out(),
+            self.downstream.wants_write(),
+        );
+        let of_server = wanted(
+            !self.server_ends.socket
+                && self.upstream.wants_read()
+                && self.inward.len() < MAX_HELD_BYTES,
+            self.upstream.wants_write(),
+        );
+        let limit = if self.masks.waits() {
+            PAUSE
+        } else {
+            IDLE_LIMIT
+        };
+        let ready = wait(
+            (self.guest.as_fd(), of_guest),
+            (self.server.as_fd(), of_server),
+            limit,
+        )?;
+        let Some((guest_is, server_is)) = ready else {
+            if self.masks.waits() {
+                self.masks.pause(&mut self.inward);
+                return Ok(Ok(()));
+            }
+            return Ok(Err(End::Idle));
+        };
+        if guest_is.is_empty() && server_is.is_empty() {
+            return Ok(Err(End::Closed));
+        }
+        Ok(self
+            .serve_guest(guest_is, of_guest, count)
+            .and_then(|()| self.serve_server(server_is, of_server, count)))
+    }
+
+    fn has_room_out(&self) -> bool {
+        self.held.len() < MAX_HELD_BYTES && self.out.len() < MAX_HELD_BYTES
+    }
+
+    fn serve_guest(&mut self, is: PollFlags, wanted: PollFlags, count: &mut Count<'_>) -> Found {
+        let gone = PollFlags::HUP | PollFlags::ERR;
+        if wanted.contains(PollFlags::OUT) && is.intersects(PollFlags::OUT | gone) {
+            let mut socket = self.guest;
+            written(self.downstream.write_tls(&mut socket)).map_err(|_| End::Closed)?;
+        }
+        if wanted.contains(PollFlags::IN) && is.intersects(PollFlags::IN | gone) {
+            let mut socket = self.guest;
+            let moved = read(self.downstream.read_tls(&mut socket), &mut self.guest_ends);
+            count.out += moved as u64;
+            if !count.take(moved) {
+                return Err(End::Budget);
+            }
+            self.understand_guest()?;
+        }
+        Ok(())
+    }
+
+    fn serve_server(&mut self, is: PollFlags, wanted: PollFlags, count: &mut Count<'_>) -> Found {
+        let gone = PollFlags::HUP | PollFlags::ERR;
+        if wanted.contains(PollFlags::OUT) && is.intersects(PollFlags::OUT | gone) {
+            let mut socket = self.server;
+            if written(self.upstream.write_tls(&mut socket)).is_err() {
+                // It may have said why, which is still read.
+                self.out.clear();
+                self.guest_ends.words = true;
+                self.guest_ends.told = true;
+                if self.server_ends.socket {
+                    return Err(End::Closed);
+                }
+            }
+        }
+        if wanted.contains(PollFlags::IN) && is.intersects(PollFlags::IN | gone) {
+            let mut socket = self.server;
+            let moved = read(self.upstream.read_tls(&mut socket), &mut self.server_ends);
+            count.inward += moved as u64;
+            if !count.take(moved) {
+                return Err(End::Budget);
+            }
+            if let Err(error) = self.upstream.process_new_packets() {
+                let mut socket = self.server;
+                let _ = self.upstream.write_tls(&mut socket);
+                return Err(End::Broken(format!("the server's TLS fails: {error}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// What came from the guest is TLS, or it is told that it is not.
+    fn understand_guest(&mut self) -> Found {
+        let Err(error) = self.downstream.process_new_packets() else {
+            return Ok(());
+        };
+        let mut socket = self.guest;
+        let _ = self.downstream.write_tls(&mut socket);
+        Err(End::Broken(match error {
+            rustls::Error::AlertReceived(
+                AlertDescription::UnknownCA
+                | AlertDescription::BadCertificate
+                | AlertDescription::CertificateUnknown,
+            ) => "the program does not trust the sandbox's own certificate: it has a list of its own, or knows the server's"
+                .to_owned(),
+            rustls::Error::NoApplicationProtocol => {
+                "the program speaks no HTTP/1.1, and secrets are put into that alone".to_owned()
+            }
+            other => format!("the program's TLS fails: {other}"),
+        }))
+    }
+
+    /// Moves what was decrypted to where it is encrypted again.
+    fn move_words(&mut self) -> Found {
+        while self.has_room_out() && !self.guest_ends.words {
+            let ends = &mut self.guest_ends;
+            let count = decrypted(self.downstream.reader().read(&mut self.chunk), ends);
+            if count == 0 {
+                break;
+            }
+            self.held
+                .extend_from_slice(self.chunk.get(..count).unwrap_or_default());
+            let taken = self
+                .requests
+                .take(&self.held, &mut self.masks, &mut self.out)
+                .map_err(|error| End::Refused(GuardError::Http(error)))?;
+            self.held.drain(..taken);
+        }
+        while self.inward.len() < MAX_HELD_BYTES && !self.server_ends.words {
+            let ends = &mut self.server_ends;
+            let count = decrypted(self.upstream.reader().read(&mut self.chunk), ends);
+            if count == 0 {
+                break;
+            }
+            let bytes = self.chunk.get(..count).unwrap_or_default();
+            self.masks.take(bytes, &mut self.inward);
+        }
+        // What TLS does not take now it takes when some of what it has was sent.
+        let taken = self.upstream.writer().write(&self.out).unwrap_or(0);
+        let taken = taken.min(self.out.len());
+        self.out.drain(..taken);
+        if self.server_ends.words && !self.server_ends.told {
+            self.masks.end(&mut self.inward);
+        }
+        let taken = self.downstream.writer().write(&self.inward).unwrap_or(0);
+        self.inward.drain(..taken.min(self.inward.len()));
+        self.tell_of_ends();
+        Ok(())
+    }
+
+    /// An end is passed on when all before it was.
+    fn tell_of_ends(&mut self) {
+        if self.guest_ends.words && !self.guest_ends.told && self.out.is_empty() {
+            self.guest_ends.told = true;
+            self.upstream.send_close_notify();
+        }
+        if self.server_ends.words && !self.server_ends.told && self.inward.is_empty() {
+            self.server_ends.told = true;
+            // An answer that was cut must not look whole.
+            if !self.server_ends.is_cut {
+                self.downstream.send_close_notify();
+            }
+        }
+    }
+}
+
+/// Bytes that came from a socket; one that is gone has said all.
+fn read(result: io::Result<usize>, ends: &mut Ends) -> usize {
+    match result {
+        Ok(0) => {
+            ends.socket = true;
+            0
+        }
+        Ok(count) => count,
+        Err(error) if is_later(&error) => 0,
+        Err(_) => {
+            ends.socket = true;
+            ends.words = true;
+            ends.is_cut = true;
+            0
+        }
+    }
+}
+
+fn written(result: io::Result<usize>) -> io::Result<()> {
+    match result {
+        Err(error) if !is_later(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that were decrypted, and whether there will be more.
+fn decrypted(result: io::Result<usize>, ends: &mut Ends) -> usize {
+    match result {
+        Ok(0) => {
+            ends.words = true;
+            0
+        }
+        Ok(count) => count,
+        Err(error) if is_later(&error) => 0,
+        Err(_) => {
+            ends.words = true;
+            ends.is_cut = true;
+            0
+        }
+    }
+}
+
+fn is_later(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}

@@ -1,0 +1,115 @@
+//! Has programs trust the sandbox's own authority, beside all that the image trusts.
+//!
+//! Files of their own, of which variables tell; and, for programs that look at the image's list alone, that list with the
+//! authority in it, laid over the image's: nothing of it stays on a disk that outlives the sandbox.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::Path;
+
+use protocol::gate::{AUTHORITY_FILE, TRUST_FILE, Trust};
+use rustix::mount::mount_bind;
+
+/// Where distributions keep the list of who is trusted: Debian, Alpine and Arch; Red Hat; SUSE; BSD's place.
+const LISTS: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// Longest list that is taken over, in bytes; that of Debian has 220 KB.
+const MAX_LIST_BYTES: u64 = 4 << 20;
+
+/// What stands in front of the authority. In a fork there is one of a former sandbox, which is left out.
+const MARK: &str = "# sandvmm: the authority of this sandbox\n";
+
+/// Puts the certificates in their places. A list that nothing can be laid over is left as it is.
+///
+/// # Errors
+/// When the files can't be written.
+pub(super) fn install(trust: &Trust) -> io::Result<()> {
+    let list = LISTS
+        .iter()
+        .find_map(|path| Some((Path::new(path), read(Path::new(path))?)));
+    let image = list
+        .as_ref()
+        .map_or(trust.host_roots.as_bytes(), |(_, text)| text);
+    write(Path::new(AUTHORITY_FILE), trust.authority.as_bytes())?;
+    write(Path::new(TRUST_FILE), &together(image, &trust.authority))?;
+    if let Some((path, _)) = list {
+        // The file may be a link; what it leads to is what programs read.
+        let path = fs::canonicalize(path)?;
+        if !is_same(&path, Path::new(TRUST_FILE)) {
+            let _ = mount_bind(TRUST_FILE, &path);
+        }
+    }
+    Ok(())
+}
+
+/// What the image trusts, and the authority.
+fn together(image: &[u8], authority: &str) -> Vec<u8> {
+    let end = image
+        .windows(MARK.len())
+        .position(|part| part == MARK.as_bytes())
+        .unwrap_or(image.len());
+    let mut all = image.get(..end).unwrap_or_default().to_vec();
+    if !all.is_empty() && !all.ends_with(b"\n") {
+        all.push(b'\n');
+    }
+    all.extend_from_slice(MARK.as_bytes());
+    all.extend_from_slice(authority.as_bytes());
+    all
+}
+
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let file = File::open(path).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut text = Vec::new();
+    file.take(MAX_LIST_BYTES).read_to_end(&mut text).ok()?;
+    (!text.is_empty()).then_some(text)
+}
+
+/// Writes a file that everybody may read. It is written to and not replaced: it may be laid over another. One that has this
+/// content is left alone, as programs may be reading it.
+fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+    if fs::read(path).is_ok_and(|known| known == content) {
+        return Ok(());
+    }
+    if let Some(folder) = path.parent() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(folder)?;
+        fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+    }
+    fs::write(path, content)?;
+    fs::set_permissions(path, Permissions::from_mode(0o644))
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (fs::metadata(one), fs::metadata(other)) {
+        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_former_authority_is_left_out() {
+        let first = together(b"image", "one\n");
+        assert_eq!(first, format!("image\n{MARK}one\n").as_bytes());
+        assert_eq!(
+            together(&first, "two\n"),
+            format!("image\n{MARK}two\n").as_bytes()
+        );
+        assert_eq!(together(b"", "one\n"), format!("{MARK}one\n").as_bytes());
+    }
+}

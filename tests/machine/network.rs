@@ -1,0 +1,63 @@
+//! A network of a test's own, in namespaces that it makes: the KVM host's own is not touched.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const NETWORK: &str = include_str!("egress/network.sh");
+const SERVERS: &str = include_str!("egress/servers.py");
+
+/// A network, and what has been done in it.
+pub(crate) struct Network(TempDir);
+
+impl Network {
+    pub(crate) fn new(programs: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in [("network.sh", NETWORK), ("servers.py", SERVERS)]
+            .iter()
+            .chain(programs)
+        {
+            fs::write(folder.path().join(name), text).unwrap();
+        }
+        Self(folder)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Runs a shell command in it, in the folder.
+    pub(crate) fn run(&self, command: &str) -> Output {
+        let output = Command::new("timeout")
+            .args(["--signal=KILL", "900", "unshare", "--net", "--mount", "sh"])
+            .arg(self.path("network.sh"))
+            .arg(self.0.path())
+            .args(["sh", "-c", command])
+            .output()
+            .unwrap();
+        eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+        output
+    }
+
+    /// Host and path of all requests that reached a server.
+    pub(crate) fn received(&self) -> BTreeSet<String> {
+        let text = fs::read_to_string(self.path("received")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// All attempts on record.
+    pub(crate) fn records(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.path("log")).unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+}
+
+pub(crate) fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
