@@ -14,6 +14,8 @@
 //! | `snapshot` | the file | state files, and a device that goes on from any state |
 //! | `agent` | the host, or the stream between | the guest agent's readers, and content of files |
 //! | `supervisor` | the guest's agent, the machine's process | the library's side of both |
+//! | `tls`, `http` | the guest | what is read of its connections before any of it leaves |
+//! | `dns` | a program of the guest | questions for names |
 //! | `control` | the supervisor | the machine's side of the control socket |
 #![forbid(unsafe_code)]
 #![allow(
@@ -28,6 +30,7 @@ pub mod agent;
 pub mod block;
 pub mod control;
 mod disk;
+pub mod egress;
 pub mod input;
 pub mod kernel;
 mod machine;
@@ -67,7 +70,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 12] = [
     Target {
         name: "mmio",
         run: mmio::run,
@@ -107,6 +110,21 @@ pub const TARGETS: [Target; 9] = [
         name: "supervisor",
         run: supervisor::run,
         seeds: supervisor::seeds,
+    },
+    Target {
+        name: "tls",
+        run: egress::run_tls,
+        seeds: egress::tls_seeds,
+    },
+    Target {
+        name: "http",
+        run: egress::run_http,
+        seeds: egress::http_seeds,
+    },
+    Target {
+        name: "dns",
+        run: egress::run_dns,
+        seeds: egress::dns_seeds,
     },
     Target {
         name: "control",

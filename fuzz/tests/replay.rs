@@ -73,6 +73,21 @@ fn supervisor() {
 }
 
 #[test]
+fn tls() {
+    replay("tls");
+}
+
+#[test]
+fn http() {
+    replay("http");
+}
+
+#[test]
+fn dns() {
+    replay("dns");
+}
+
+#[test]
 fn control() {
     replay("control");
 }
