@@ -14,16 +14,24 @@ pub(super) fn fields<'a>(
         .map(|field| field.value)
 }
 
-/// Lines end in `CRLF`, and there are no other control characters but tabs.
-pub(super) fn check_lines(head: &[u8]) -> Result<(), HttpError> {
+/// Lines end in `CRLF`, and there are no other control characters but tabs. The first `from` bytes were found so before.
+pub(super) fn check_lines(head: &[u8], from: usize) -> Result<(), HttpError> {
     if matches!(head.first(), Some(b'\r' | b'\n' | b' ' | b'\t')) {
         return Err(HttpError::Malformed("a request begins with its method"));
     }
-    let mut previous = 0;
-    for byte in head {
+    let before = |count: usize| {
+        let at = from.checked_sub(count);
+        at.and_then(|at| head.get(at)).copied().unwrap_or(0)
+    };
+    let mut previous = [before(2), before(1)];
+    for byte in head.get(from..).unwrap_or_default() {
         let is_in_place = match (previous, *byte) {
-            (b'\r', byte) => byte == b'\n',
+            ([_, b'\r'], byte) => byte == b'\n',
             (_, b'\n') => false,
+            // A field that goes on in the next line (RFC 9112 §5.2).
+            ([b'\r', b'\n'], b' ' | b'\t') => {
+                return Err(HttpError::Malformed("a field goes on in the next line"));
+            }
             (_, b'\r' | b'\t') => true,
             (_, byte) => byte >= 0x20 && byte != 0x7f,
         };
@@ -32,14 +40,7 @@ pub(super) fn check_lines(head: &[u8]) -> Result<(), HttpError> {
                 "a control character, or a line that does not end in CRLF",
             ));
         }
-        previous = *byte;
-    }
-    // Fields that go on in the next line (RFC 9112 §5.2).
-    if head
-        .windows(3)
-        .any(|three| matches!(three, [b'\r', b'\n', b' ' | b'\t']))
-    {
-        return Err(HttpError::Malformed("a field goes on in the next line"));
+        previous = [previous[1], *byte];
     }
     Ok(())
 }

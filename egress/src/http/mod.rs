@@ -5,7 +5,8 @@
 
 mod head;
 
-use crate::name::HostName;
+use memchr::memmem;
+
 use crate::policy::Target;
 use head::{body, check_lines, fields};
 
@@ -14,6 +15,12 @@ pub const MAX_HEAD_BYTES: usize = 48 << 10;
 
 /// Most header fields of a request; servers take about 100.
 pub(crate) const MAX_FIELDS: usize = 128;
+
+/// What may be said of a connection, but for names of fields that are for the next hop alone: a server may drop what it is told so
+/// (RFC 9110 §7.6.1), a secret or a Host too.
+const CONNECTION_OPTIONS: [&[u8]; 3] = [b"close", b"keep-alive", b"te"];
+
+const HEAD_END: &[u8] = b"\r\n\r\n";
 
 /// Longest line with the size of a chunk, without its end: 64 bits.
 const MAX_SIZE_DIGITS: usize = 16;
@@ -37,11 +44,17 @@ pub enum HttpError {
     #[error("TRACE: the request asks for itself")]
     Trace,
     /// More different credentials than are looked for in what comes back.
-    #[error("too many different credentials with secrets over one connection")]
+    #[error("more different credentials with secrets than are kept for one sandbox")]
     TooManySecrets,
+    /// Longer credentials than are looked into.
+    #[error("credentials of more than {0} bytes with a secret in them")]
+    CredentialsTooLong(usize),
     /// The wish to go on with another protocol.
     #[error("Upgrade: the request asks for another protocol")]
     Upgrade,
+    /// A word on the connection that has a server leave fields out.
+    #[error("Connection has other options than close, keep-alive and te")]
+    Connection,
     /// No host or more than one.
     #[error("{0} Host fields: a request has one")]
     HostCount(usize),
@@ -80,6 +93,8 @@ pub struct HttpGuard {
     target: Target,
     port: u16,
     state: State,
+    /// Bytes of a head that has no end yet, which were looked through.
+    scanned: usize,
     /// Whether they came within TLS that was opened.
     is_opened: bool,
 }
@@ -92,6 +107,7 @@ impl HttpGuard {
             target,
             port,
             state: State::Head,
+            scanned: 0,
             is_opened: false,
         }
     }
@@ -203,15 +219,20 @@ impl HttpGuard {
     }
 
     fn head(&mut self, bytes: &[u8]) -> Result<Option<usize>, HttpError> {
-        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
-        let length = end.map_or(bytes.len(), |at| at + 4);
-        check_lines(bytes.get(..length).unwrap_or_default())?;
+        // What was looked through has no end, but may have the beginning of one.
+        let from = self.scanned.min(bytes.len());
+        let near = from.saturating_sub(HEAD_END.len() - 1);
+        let end = memmem::find(bytes.get(near..).unwrap_or_default(), HEAD_END);
+        let length = end.map_or(bytes.len(), |at| near + at + HEAD_END.len());
+        check_lines(bytes.get(..length).unwrap_or_default(), from)?;
         if length > MAX_HEAD_BYTES {
             return Err(HttpError::TooLong);
         }
         if end.is_none() {
+            self.scanned = length;
             return Ok(None);
         }
+        self.scanned = 0;
         let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
         let mut request = httparse::Request::new(&mut fields);
         let parsed = request.parse(bytes.get(..length).unwrap_or_default());
@@ -236,6 +257,17 @@ impl HttpGuard {
         }
         if fields(request, "upgrade").count() + fields(request, "http2-settings").count() > 0 {
             return Err(HttpError::Upgrade);
+        }
+        let mut options = fields(request, "connection")
+            .flat_map(|value| value.split(|byte| *byte == b','))
+            .map(<[u8]>::trim_ascii)
+            .filter(|option| !option.is_empty());
+        let is_known = |option: &[u8]| {
+            let mut known = CONNECTION_OPTIONS.iter();
+            known.any(|known| option.eq_ignore_ascii_case(known))
+        };
+        if !options.all(is_known) {
+            return Err(HttpError::Connection);
         }
         let hosts: Vec<&[u8]> = fields(request, "host").collect();
         let [host] = hosts.as_slice() else {
@@ -262,7 +294,8 @@ impl HttpGuard {
         }
     }
 
-    /// A host with the connection's port or without.
+    /// A host with the connection's port or without. It goes on as it was spelled: but for its case, in the one spelling that all
+    /// servers read alike.
     fn check_authority(&self, authority: &[u8]) -> Result<(), HttpError> {
         let other = || HttpError::OtherHost(String::from_utf8_lossy(authority).into_owned());
         let text = std::str::from_utf8(authority).map_err(|_| other())?;
@@ -272,7 +305,7 @@ impl HttpGuard {
         };
         let is_same_port = port.is_none_or(|port| port == self.port.to_string());
         let is_same_host = match &self.target {
-            Target::Name(name) => HostName::parse(host).as_ref() == Ok(name),
+            Target::Name(name) => name.as_str().eq_ignore_ascii_case(host),
             address @ Target::Address(_) => address.to_string() == host,
         };
         if is_same_host && is_same_port {

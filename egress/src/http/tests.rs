@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::name::HostName;
 
 fn guard() -> HttpGuard {
     HttpGuard::new(Target::Name(HostName::parse("a.example").unwrap()), 80)
@@ -22,7 +23,7 @@ fn refused(text: &str) -> HttpError {
 fn requests_for_the_host_pass() {
     for text in [
         "GET / HTTP/1.1\r\nHost: a.example\r\n\r\n",
-        "GET / HTTP/1.1\r\nhost:\tA.Example.:80 \r\nX: \u{fc}\r\n\r\n",
+        "GET / HTTP/1.1\r\nhost:\tA.Example:80 \r\nX: \u{fc}\r\n\r\n",
         "GET / HTTP/1.0\r\nHost: a.example\r\n\r\n",
         "GET http://a.example/x HTTP/1.1\r\nHost: a.example\r\n\r\n",
         "GET HTTP://A.EXAMPLE:80?q HTTP/1.1\r\nHost: a.example\r\n\r\n",
@@ -55,6 +56,10 @@ fn another_host_is_refused_on_every_request() {
         "GET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.example:81\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.example:\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a.example.\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: ａ.example\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a。example\r\n\r\n",
+        "GET http://a.example./ HTTP/1.1\r\nHost: a.example\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.example@b.example\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.example, b.example\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.example/b.example\r\n\r\n",
@@ -77,6 +82,36 @@ fn another_host_is_refused_on_every_request() {
             "{second}"
         );
     }
+}
+
+#[test]
+fn words_on_the_connection_name_no_fields() {
+    let request = |value: &str| {
+        format!(
+            "GET / HTTP/1.1\r\nHost: a.example\r\nConnection: close\r\nConnection: {value}\r\n\r\n"
+        )
+    };
+    for value in ["close", "Keep-Alive", "TE, close", "", "keep-alive ,"] {
+        all_pass(request(value).as_bytes()).unwrap();
+    }
+    for value in ["Host", "close, authorization", "upgrade", "keep-alive;x"] {
+        assert_eq!(refused(&request(value)), HttpError::Connection, "{value}");
+    }
+}
+
+#[test]
+fn a_head_in_single_bytes_is_looked_through_once() {
+    let mut guard = guard();
+    let head = format!(
+        "GET / HTTP/1.1\r\nHost: a.example\r\nX: {}\r\n\r\n",
+        "x".repeat(9000)
+    );
+    for length in 1..head.len() {
+        assert_eq!(guard.pass(&head.as_bytes()[..length]), Ok(0));
+        assert_eq!(guard.scanned, length);
+    }
+    assert_eq!(guard.pass(head.as_bytes()), Ok(head.len()));
+    assert_eq!(guard.scanned, 0);
 }
 
 #[test]
