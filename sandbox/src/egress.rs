@@ -3,13 +3,14 @@
 //! The supervisor's thread hands the gate's streams over and waits for none of them: each is served by a thread of the
 //! gateway, and the gate's control stream by one here.
 
+mod control;
+
 use std::fmt;
 use std::io::{self, Read};
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,9 +35,7 @@ use crate::event::{EventKind, Events};
 use crate::shared::Shared;
 use crate::state::{Phase, Request};
 use crate::text::one_line;
-
-/// How long the gate may take to read its rules; one that takes longer was stopped or taken over.
-const RULES_LIMIT: Duration = Duration::from_secs(10);
+use control::{Control, Stream};
 
 /// How often it is looked whether all is told.
 const SETTLE_PERIOD: Duration = Duration::from_millis(1);
@@ -133,8 +132,7 @@ impl EgressOptions {
 pub(crate) struct Egress {
     gateway: Gateway,
     interception: Option<Arc<Interception>>,
-    /// Where its rules are written to.
-    control: Mutex<Option<UnixStream>>,
+    control: Control,
     /// Threads that listen to it.
     listening: AtomicUsize,
 }
@@ -202,7 +200,7 @@ impl Egress {
         Arc::new(Self {
             interception: options.interception.clone(),
             gateway: Gateway::new(options),
-            control: Mutex::new(None),
+            control: Control::default(),
             listening: AtomicUsize::new(0),
         })
     }
@@ -226,26 +224,24 @@ impl Egress {
     fn change(&self, change: impl FnOnce(&mut Policy)) {
         // The gate first hears of what the host already does.
         self.gateway.change(change);
-        self.send_rules();
+        self.send_rules(None);
     }
 
-    /// A gate that does not take them has ended, or will be ended with its machine; the host's rules hold in any case.
-    fn send_rules(&self) {
-        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(stream) = control.as_mut()
-            && frame::write(stream, &self.rules(), MAX_TO_AGENT_BYTES).is_err()
-        {
-            *control = None;
-        }
+    /// To the control stream that is; with `only`, if it is that one. A gate that does not take them has ended, or will be ended with its machine; the host's rules hold in any case.
+    fn send_rules(&self, only: Option<&Arc<Stream>>) {
+        self.control.tell(only, |is_first| {
+            frame::encode(&self.rules(is_first), MAX_TO_AGENT_BYTES).ok()
+        });
     }
 
-    /// What the gate has to know.
-    fn rules(&self) -> Rules {
+    /// What the gate has to know; the certificates once, as they stay.
+    fn rules(&self, is_first: bool) -> Rules {
         let policy = self.gateway.policy();
+        let interception = self.interception.as_ref().filter(|_| is_first);
         let mut rules = Rules {
-            trust: self.interception.as_ref().map(|interception| Trust {
+            trust: interception.map(|interception| Trust {
                 authority: interception.authority_pem(),
-                host_roots: interception.host_roots_pem(),
+                host_roots: interception.host_roots_pem().to_owned(),
             }),
             ..Rules::default()
         };
@@ -294,28 +290,21 @@ impl Egress {
         self.gateway.take(stream.into(), first_words, &[CONNECTED]);
     }
 
-    /// Takes the gate's control stream, in place of a former one: tells it the rules, and listens on a thread of its own.
+    /// Takes the gate's control stream, in place of a former one: tells it the rules, and listens on a thread of its own. Never
+    /// waits.
     pub(crate) fn take_control(self: &Arc<Self>, stream: OwnedFd, shared: &Arc<Shared>) {
         let stream = UnixStream::from(stream);
-        let (Ok(mut words), Ok(())) = (
-            stream.try_clone(),
-            stream.set_write_timeout(Some(RULES_LIMIT)),
-        ) else {
+        let Ok(mut words) = stream.try_clone() else {
             return;
         };
-        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(former) = control.replace(stream) {
-            // Its thread ends with it: there is one, however often a guest dials.
-            let _ = former.shutdown(Shutdown::Both);
-        }
-        drop(control);
+        let stream = self.control.replace(stream);
         let (egress, shared) = (Arc::clone(self), Arc::clone(shared));
         // Without a thread the guest is not ready in time, which says it.
         self.listening.fetch_add(1, Ordering::Relaxed);
         let started = thread::Builder::new()
             .name("gate".to_owned())
             .spawn(move || {
-                egress.send_rules();
+                egress.send_rules(Some(&stream));
                 while let Ok(word) = frame::read(&mut words, MAX_GATE_FRAME_BYTES) {
                     egress.gate_says(word, &shared);
                 }

@@ -3,8 +3,10 @@
 //!
 //! Nothing here is made for a sandbox without secrets.
 
+mod answers;
 mod authority;
 mod mask;
+mod needle;
 mod requests;
 mod roots;
 mod session;
@@ -24,7 +26,10 @@ use crate::name::HostName;
 use crate::policy::Target;
 use crate::relay::{Count, End};
 use crate::secret::{MAX_SECRETS, Secret, SecretError};
+use answers::Answers;
 use authority::{ALPN, Authority, AuthorityError};
+use mask::Masks;
+use needle::{Forms, Needle};
 use requests::Requests;
 use session::Session;
 
@@ -79,19 +84,30 @@ impl ServerError {
 
 /// The secrets of one sandbox, and what it takes to put them in.
 pub struct Interception {
-    secrets: Vec<Arc<Secret>>,
+    secrets: Vec<Kept>,
+    /// Looked for on every connection, as a server may show on one what it was sent on another.
+    forms: Arc<Forms>,
     authority: Authority,
     provider: Arc<CryptoProvider>,
     extra_roots: Vec<CertificateDer<'static>>,
     /// Made when the first connection needs it.
     client: OnceLock<Result<Arc<ClientConfig>, RootsError>>,
+    /// Read when the first gate asks.
+    host_roots: OnceLock<String>,
+}
+
+/// A secret, and how it is found in what comes back.
+struct Kept {
+    secret: Arc<Secret>,
+    needle: Arc<Needle>,
 }
 
 impl fmt::Debug for Interception {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let secrets: Vec<&Secret> = self.secrets.iter().map(|kept| &*kept.secret).collect();
         formatter
             .debug_struct("Interception")
-            .field("secrets", &self.secrets)
+            .field("secrets", &secrets)
             .finish_non_exhaustive()
     }
 }
@@ -119,12 +135,18 @@ impl Interception {
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let domains = secrets.iter().flat_map(Secret::domains);
+        let keep = |secret: Secret| Kept {
+            needle: Arc::new(Needle::new(secret.value())),
+            secret: Arc::new(secret),
+        };
         Ok(Self {
             authority: Authority::new(domains, &provider)?,
             extra_roots: roots::parse(extra_roots_pem)?,
-            secrets: secrets.into_iter().map(Arc::new).collect(),
+            secrets: secrets.into_iter().map(keep).collect(),
+            forms: Arc::default(),
             provider,
             client: OnceLock::new(),
+            host_roots: OnceLock::new(),
         })
     }
 
@@ -135,21 +157,23 @@ impl Interception {
     }
 
     /// The certificates, in PEM, that this host trusts, for a guest whose image has none; none where they take more than
-    /// [`MAX_ROOTS_BYTES`].
+    /// [`MAX_ROOTS_BYTES`]. Read once.
     #[must_use]
-    pub fn host_roots_pem(&self) -> String {
-        let pem = roots::to_pem(&roots::of_host());
-        if pem.len() > MAX_ROOTS_BYTES {
-            return String::new();
-        }
-        pem
+    pub fn host_roots_pem(&self) -> &str {
+        self.host_roots.get_or_init(|| {
+            let pem = roots::to_pem(&roots::of_host());
+            if pem.len() > MAX_ROOTS_BYTES {
+                return String::new();
+            }
+            pem
+        })
     }
 
     /// The secrets: variable and placeholder.
     pub fn placeholders(&self) -> impl Iterator<Item = (&str, &str)> {
         self.secrets
             .iter()
-            .map(|secret| (secret.name(), secret.placeholder()))
+            .map(|kept| (kept.secret.name(), kept.secret.placeholder()))
     }
 
     /// Whether TLS to this host is opened.
@@ -157,7 +181,7 @@ impl Interception {
     pub fn covers(&self, target: &Target, port: u16) -> bool {
         self.secrets
             .iter()
-            .any(|secret| secret.is_for(target, port))
+            .any(|kept| kept.secret.is_for(target, port))
     }
 
     /// TLS with the server, up to the end of its handshake: it has shown that it is the host.
@@ -192,15 +216,18 @@ impl Interception {
         count: &mut Count<'_>,
     ) -> io::Result<End> {
         let target = Target::Name(host.clone());
-        let of_host = self
-            .secrets
-            .iter()
-            .filter(|secret| secret.is_for(&target, port))
-            .cloned();
-        let requests = Requests::new(&target, port, of_host.collect());
+        let of_host = || {
+            let kept = self.secrets.iter();
+            kept.filter(|kept| kept.secret.is_for(&target, port))
+        };
+        let secrets = of_host().map(|kept| Arc::clone(&kept.secret)).collect();
+        let requests = Requests::new(&target, port, secrets, &self.forms);
+        // Of all of them, whatever is asked for here: one may have been sent over another connection.
+        let needles = of_host().map(|kept| Arc::clone(&kept.needle));
+        let answers = Answers::new(Masks::new(needles, &self.forms));
         let config = self.authority.server(host).map_err(io::Error::other)?;
         let downstream = ServerConnection::new(config).map_err(io::Error::other)?;
-        Session::new((guest, downstream), (server, upstream.0), requests).run(first, count)
+        Session::new((guest, downstream), (server, upstream.0), requests, answers).run(first, count)
     }
 
     fn client_config(&self) -> Result<Arc<ClientConfig>, RootsError> {

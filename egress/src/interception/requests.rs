@@ -1,5 +1,5 @@
 //! The requests of one connection that was opened: each is checked as plain HTTP is, and in the values of its header fields, and
-//! nowhere else, placeholders become secrets.
+//! nowhere else, placeholders become secrets. None asks for an answer in which a secret could not be seen.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,9 +9,11 @@ use base64::engine::general_purpose::STANDARD;
 use memchr::memmem;
 use zeroize::Zeroizing;
 
-use super::mask::Masks;
+use super::answers::Asked;
+use super::needle::Forms;
 use crate::http::{HttpError, HttpGuard, MAX_FIELDS, MAX_HEAD_BYTES, Piece};
 use crate::policy::Target;
+use crate::relay::MAX_HELD_BYTES;
 use crate::secret::Secret;
 
 /// Longest head with secrets in it, in bytes.
@@ -21,8 +23,12 @@ const MAX_FILLED_BYTES: usize = MAX_HEAD_BYTES + (64 << 10);
 const CREDENTIALS: [&str; 2] = ["authorization", "proxy-authorization"];
 const BASIC: &[u8] = b"basic ";
 
-/// What a server would send back compressed, it sends back plain, so that a secret in it is seen.
-const ACCEPT_ENCODING: &str = "accept-encoding";
+/// Longest credentials that a placeholder is looked for in, in bytes: what is beside the secret is the guest's choice, and is kept.
+const MAX_CREDENTIALS_BYTES: usize = 4 << 10;
+
+/// Fields by which a request asks for an answer that is compressed, or for a part of one: in neither a secret is seen. They are left out
+/// of every request, as a server may show on one connection what it was sent on another.
+const LEFT_OUT: [&str; 4] = ["accept-encoding", "te", "range", "if-range"];
 const IDENTITY: &[u8] = b"identity";
 
 /// The requests of one connection.
@@ -30,6 +36,8 @@ pub(super) struct Requests {
     guard: HttpGuard,
     /// Those that are for its host.
     secrets: Vec<Arc<Secret>>,
+    /// What must not come back is told there first.
+    forms: Arc<Forms>,
 }
 
 impl fmt::Debug for Requests {
@@ -38,36 +46,45 @@ impl fmt::Debug for Requests {
             .debug_struct("Requests")
             .field("guard", &self.guard)
             .field("secrets", &self.secrets)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
 impl Requests {
     /// For a connection to this host.
-    pub(super) fn new(target: &Target, port: u16, secrets: Vec<Arc<Secret>>) -> Self {
+    pub(super) fn new(
+        target: &Target,
+        port: u16,
+        secrets: Vec<Arc<Secret>>,
+        forms: &Arc<Forms>,
+    ) -> Self {
         Self {
             guard: HttpGuard::opened(target.clone(), port),
             secrets,
+            forms: Arc::clone(forms),
         }
     }
 
     /// Appends to `out` what of these bytes may go on, with secrets in it, and says how many that were; the rest is to be
-    /// shown again with what follows it. What must not come back is added to the masks first.
+    /// shown again with what follows it. Takes no more while `out` is full, by [`MAX_HELD_BYTES`], or too many requests are not answered.
     ///
     /// # Errors
     /// See [`HttpError`]; the connection is of no more use then.
     pub(super) fn take(
         &mut self,
         bytes: &[u8],
-        masks: &mut Masks,
+        asked: &mut Asked,
         out: &mut Zeroizing<Vec<u8>>,
     ) -> Result<usize, HttpError> {
         let mut rest = bytes;
-        while let Some(piece) = self.guard.next(rest)? {
+        while out.len() < MAX_HELD_BYTES
+            && asked.has_room()
+            && let Some(piece) = self.guard.next(rest)?
+        {
             let (Piece::Head(count) | Piece::Body(count)) = piece;
             let (taken, next) = rest.split_at_checked(count).unwrap_or((rest, &[]));
             match piece {
-                Piece::Head(_) => self.fill(taken, masks, out)?,
+                Piece::Head(_) => self.fill(taken, asked, out)?,
                 Piece::Body(_) => out.extend_from_slice(taken),
             }
             rest = next;
@@ -79,7 +96,7 @@ impl Requests {
     fn fill(
         &self,
         head: &[u8],
-        masks: &mut Masks,
+        asked: &mut Asked,
         out: &mut Zeroizing<Vec<u8>>,
     ) -> Result<(), HttpError> {
         const ODD: HttpError = HttpError::Malformed("a request line or field is none");
@@ -89,11 +106,15 @@ impl Requests {
             return Err(ODD);
         }
         let mut filled: Vec<(&str, Zeroizing<Vec<u8>>)> = Vec::new();
-        let mut has_secret = false;
         let mut total = 0_usize;
         for field in request.headers.iter() {
-            let value = self.value(field, masks)?;
-            has_secret |= value.is_some();
+            if LEFT_OUT
+                .iter()
+                .any(|name| field.name.eq_ignore_ascii_case(name))
+            {
+                continue;
+            }
+            let value = self.value(field)?;
             let value = value.unwrap_or_else(|| Zeroizing::new(field.value.to_vec()));
             total += field.name.len() + value.len();
             if total > MAX_FILLED_BYTES {
@@ -101,31 +122,22 @@ impl Requests {
             }
             filled.push((field.name, value));
         }
-        if !has_secret {
-            out.extend_from_slice(head);
-            return Ok(());
-        }
         let line = memmem::find(head, b"\r\n").ok_or(ODD)?;
         // In one piece: a buffer that grows leaves its bytes behind.
         out.reserve(line + total + filled.len() * 4 + 64);
         out.extend_from_slice(head.get(..line).unwrap_or_default());
         for (name, value) in &filled {
-            if !name.eq_ignore_ascii_case(ACCEPT_ENCODING) {
-                push_field(out, name, value);
-            }
+            push_field(out, name, value);
         }
         push_field(out, "Accept-Encoding", IDENTITY);
         out.extend_from_slice(b"\r\n\r\n");
+        asked.add(request.method.unwrap_or_default());
         Ok(())
     }
 
     /// A field's value with secrets, where it has a placeholder.
-    fn value(
-        &self,
-        field: &httparse::Header<'_>,
-        masks: &mut Masks,
-    ) -> Result<Option<Zeroizing<Vec<u8>>>, HttpError> {
-        if let Some(value) = self.replace(field.value, masks)? {
+    fn value(&self, field: &httparse::Header<'_>) -> Result<Option<Zeroizing<Vec<u8>>>, HttpError> {
+        if let Some(value) = self.replace(field.value)? {
             return Ok(Some(value));
         }
         let holds_credentials = CREDENTIALS
@@ -140,20 +152,21 @@ impl Requests {
         let Ok(decoded) = STANDARD.decode(encoded.trim_ascii()) else {
             return Ok(None);
         };
-        let Some(plain) = self.replace(&decoded, masks)? else {
+        let Some(plain) = self.replace(&decoded)? else {
             return Ok(None);
         };
+        if decoded.len() > MAX_CREDENTIALS_BYTES {
+            return Err(HttpError::CredentialsTooLong(MAX_CREDENTIALS_BYTES));
+        }
         let encoded = Zeroizing::new(STANDARD.encode(plain.as_slice()));
-        mask(masks, encoded.as_bytes())?;
+        if !self.forms.add(encoded.as_bytes()) {
+            return Err(HttpError::TooManySecrets);
+        }
         Ok(Some(Zeroizing::new([scheme, encoded.as_bytes()].concat())))
     }
 
     /// Secrets for placeholders; `None` where there are none.
-    fn replace(
-        &self,
-        text: &[u8],
-        masks: &mut Masks,
-    ) -> Result<Option<Zeroizing<Vec<u8>>>, HttpError> {
+    fn replace(&self, text: &[u8]) -> Result<Option<Zeroizing<Vec<u8>>>, HttpError> {
         let mut replaced: Option<Zeroizing<Vec<u8>>> = None;
         for secret in &self.secrets {
             let text = replaced
@@ -168,7 +181,6 @@ impl Requests {
             if length > MAX_FILLED_BYTES {
                 return Err(HttpError::TooLong);
             }
-            mask(masks, secret.value())?;
             let mut next = Zeroizing::new(Vec::with_capacity(length));
             let mut rest = text;
             while let Some(at) = memmem::find(rest, placeholder) {
@@ -183,14 +195,6 @@ impl Requests {
     }
 }
 
-fn mask(masks: &mut Masks, value: &[u8]) -> Result<(), HttpError> {
-    if masks.add(value) {
-        Ok(())
-    } else {
-        Err(HttpError::TooManySecrets)
-    }
-}
-
 fn push_field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.extend_from_slice(b"\r\n");
     out.extend_from_slice(name.as_bytes());
@@ -202,6 +206,7 @@ fn push_field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::mask::Masks;
     use super::*;
     use crate::name::HostName;
 
@@ -210,18 +215,24 @@ mod tests {
     struct Case {
         requests: Requests,
         secret: Arc<Secret>,
-        masks: Masks,
+        forms: Arc<Forms>,
+        asked: Asked,
     }
 
     impl Case {
         fn new() -> Self {
-            let target = Target::Name(HostName::parse("a.example").unwrap());
             let secret = Secret::new("TOKEN", &["a.example"], VALUE.as_bytes().to_vec()).unwrap();
-            let secret = Arc::new(secret);
+            Self::with(&Arc::new(secret))
+        }
+
+        fn with(secret: &Arc<Secret>) -> Self {
+            let target = Target::Name(HostName::parse("a.example").unwrap());
+            let forms = Arc::default();
             Self {
-                requests: Requests::new(&target, 443, vec![Arc::clone(&secret)]),
-                secret,
-                masks: Masks::default(),
+                requests: Requests::new(&target, 443, vec![Arc::clone(secret)], &forms),
+                secret: Arc::clone(secret),
+                forms,
+                asked: Asked::default(),
             }
         }
 
@@ -231,7 +242,7 @@ mod tests {
             let mut out = Zeroizing::new(Vec::new());
             let count = self
                 .requests
-                .take(text.as_bytes(), &mut self.masks, &mut out)?;
+                .take(text.as_bytes(), &mut self.asked, &mut out)?;
             assert_eq!(count, text.len());
             Ok(String::from_utf8(out.to_vec()).unwrap())
         }
@@ -266,9 +277,8 @@ mod tests {
             "{out}"
         );
 
-        let mut back = Vec::new();
-        case.masks
-            .take(format!("[{expected}][{VALUE}]").as_bytes(), &mut back);
+        let (mut back, mut masks) = (Vec::new(), Masks::new([], &case.forms));
+        masks.take(format!("[{expected}]").as_bytes(), 0, &mut back);
         assert!(back.iter().all(|byte| b"[]*".contains(byte)));
     }
 
@@ -282,6 +292,7 @@ mod tests {
         ] {
             let mut case = Case::new();
             let same = text.replace("{}", case.secret.placeholder());
+            let same = same.replacen("\r\n\r\n", "\r\nAccept-Encoding: identity\r\n\r\n", 1);
             assert_eq!(case.taken(text).unwrap(), same);
         }
         let mut case = Case::new();
@@ -335,16 +346,17 @@ mod tests {
 
     #[test]
     fn what_secrets_make_of_a_head_is_bounded() {
-        let target = Target::Name(HostName::parse("a.example").unwrap());
         let long = vec![b'x'; crate::secret::MAX_SECRET_BYTES];
         let secret = Arc::new(Secret::new("TOKEN", &["a.example"], long).unwrap());
-        let mut requests = Requests::new(&target, 443, vec![Arc::clone(&secret)]);
+        let mut case = Case::with(&secret);
         let head = format!(
             "GET / HTTP/1.1\r\nHost: a.example\r\nX: {}\r\n\r\n",
             secret.placeholder().repeat(20)
         );
-        let (mut masks, mut out) = (Masks::default(), Zeroizing::new(Vec::new()));
-        let taken = requests.take(head.as_bytes(), &mut masks, &mut out);
+        let mut out = Zeroizing::new(Vec::new());
+        let taken = case
+            .requests
+            .take(head.as_bytes(), &mut case.asked, &mut out);
         assert_eq!(taken, Err(HttpError::TooLong));
         assert!(out.is_empty());
     }
@@ -354,6 +366,7 @@ mod tests {
         let mut case = Case::new();
         let mut end = Ok(String::new());
         for number in 0..200 {
+            case.asked = Asked::default();
             let encoded = STANDARD.encode(format!("{number}:{}", case.secret.placeholder()));
             end = case.taken(&format!(
                 "GET / HTTP/1.1\r\nHost: a.example\r\nAuthorization: Basic {encoded}\r\n\r\n"
@@ -365,20 +378,77 @@ mod tests {
         assert_eq!(end, Err(HttpError::TooManySecrets));
     }
 
+    #[test]
+    fn credentials_are_no_longer_than_their_bound_beside_a_secret() {
+        let mut case = Case::new();
+        let mut head = |user: usize| {
+            let encoded = STANDARD.encode(format!(
+                "{}:{}",
+                "u".repeat(user),
+                case.secret.placeholder()
+            ));
+            case.taken(&format!(
+                "GET / HTTP/1.1\r\nHost: a.example\r\nAuthorization: Basic {encoded}\r\n\r\n"
+            ))
+        };
+        head(MAX_CREDENTIALS_BYTES / 2).unwrap();
+        assert_eq!(
+            head(MAX_CREDENTIALS_BYTES),
+            Err(HttpError::CredentialsTooLong(MAX_CREDENTIALS_BYTES))
+        );
+    }
+
+    #[test]
+    fn what_asks_for_a_compressed_or_a_partial_answer_is_left_out_of_every_request() {
+        let out = Case::new()
+            .taken(
+                "GET / HTTP/1.1\r\nHost: a.example\r\naccept-encoding: gzip\r\nTE: gzip\r\nRange: bytes=3-\r\n\
+                 If-Range: \"x\"\r\nX: y\r\n\r\n",
+            )
+            .unwrap();
+        assert_eq!(
+            out,
+            "GET / HTTP/1.1\r\nHost: a.example\r\nX: y\r\nAccept-Encoding: identity\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn no_more_is_taken_than_is_sent_on_and_answered() {
+        let one = "GET / HTTP/1.1\r\nHost: a.example\r\nX: {}\r\n\r\n";
+        let mut case = Case::new();
+        let text = one.replace("{}", case.secret.placeholder()).repeat(2000);
+        let mut out = Zeroizing::new(Vec::new());
+        let mut taken = 0;
+        let mut rounds = 0;
+        while taken < text.len() {
+            let rest = &text.as_bytes()[taken..];
+            let count = case.requests.take(rest, &mut case.asked, &mut out).unwrap();
+            assert!(count > 0 && out.len() <= MAX_HELD_BYTES + MAX_FILLED_BYTES);
+            assert!(out.len() >= MAX_HELD_BYTES || !case.asked.has_room() || count == rest.len());
+            let again = case
+                .requests
+                .take(&rest[count..], &mut case.asked, &mut out);
+            assert_eq!(again, Ok(0));
+            taken += count;
+            rounds += 1;
+            out.clear();
+            case.asked = Asked::default();
+        }
+        assert!(rounds > 4, "{rounds}");
+    }
+
     proptest! {
         #[test]
         fn pieces_make_no_difference(size in 1_usize..80, count in 1_usize..4) {
             let mut case = Case::new();
             let one = "POST /{} HTTP/1.1\r\nHost: a.example\r\nX: {}\r\nContent-Length: 3\r\n\r\nabc";
             let text = one.repeat(count).replace("{}", case.secret.placeholder());
-            let whole = Case { secret: Arc::clone(&case.secret), requests: Requests::new(
-                &Target::Name(HostName::parse("a.example").unwrap()), 443, vec![Arc::clone(&case.secret)]), masks: Masks::default() }
-                .taken(&text).unwrap();
+            let whole = Case::with(&case.secret).taken(&text).unwrap();
 
             let (mut held, mut out) = (Vec::new(), Zeroizing::new(Vec::new()));
             for piece in text.as_bytes().chunks(size) {
                 held.extend_from_slice(piece);
-                let count = case.requests.take(&held, &mut case.masks, &mut out).unwrap();
+                let count = case.requests.take(&held, &mut case.asked, &mut out).unwrap();
                 held.drain(..count);
             }
             prop_assert_eq!(out.as_slice(), whole.as_bytes());

@@ -10,7 +10,8 @@ use rustix::event::PollFlags;
 use rustls::{AlertDescription, ClientConnection, ServerConnection};
 use zeroize::Zeroizing;
 
-use super::mask::{Masks, PAUSE};
+use super::answers::{Answers, Asked};
+use super::mask::PAUSE;
 use super::requests::Requests;
 use crate::guard::GuardError;
 use crate::relay::{Count, End, IDLE_LIMIT, MAX_HELD_BYTES, wait, wanted};
@@ -25,7 +26,10 @@ pub(super) struct Session<'a> {
     server: &'a TcpStream,
     upstream: ClientConnection,
     requests: Requests,
-    masks: Masks,
+    asked: Asked,
+    answers: Answers,
+    /// Whether the server still takes what it is sent.
+    server_takes: bool,
     /// What the guest has said and is no whole request yet.
     held: Vec<u8>,
     /// For the server, and not yet encrypted.
@@ -60,6 +64,7 @@ impl<'a> Session<'a> {
         (guest, downstream): (&'a UnixStream, ServerConnection),
         (server, upstream): (&'a TcpStream, ClientConnection),
         requests: Requests,
+        answers: Answers,
     ) -> Self {
         Self {
             guest,
@@ -67,7 +72,9 @@ impl<'a> Session<'a> {
             server,
             upstream,
             requests,
-            masks: Masks::default(),
+            asked: Asked::default(),
+            answers,
+            server_takes: true,
             held: Vec::new(),
             // Full from the beginning: a buffer that grows leaves its bytes behind.
             out: Zeroizing::new(Vec::with_capacity(4 * MAX_HELD_BYTES)),
@@ -103,39 +110,42 @@ impl<'a> Session<'a> {
             let _ = self.guest.shutdown(Shutdown::Write);
             return Ok(Err(End::Closed));
         }
-        if self.guest_ends.told && !self.upstream.wants_write() && self.guest_ends.socket {
-            if self.guest_ends.is_cut {
-                // Nobody reads an answer.
-                return Ok(Err(End::Closed));
-            }
-            if !self.guest_ends.shut {
-                self.guest_ends.shut = true;
-                let _ = self.server.shutdown(Shutdown::Write);
-            }
+        // All that the guest has said is on its way.
+        let is_passed_on = self.guest_ends.told && !self.server_wants();
+        if is_passed_on && self.guest_ends.socket && self.guest_ends.is_cut {
+            // Nobody reads an answer.
+            return Ok(Err(End::Closed));
         }
-        let of_guest = wanted(
-            !self.guest_ends.socket && self.downstream.wants_read() && self.has_room_out(),
+        if is_passed_on && !self.guest_ends.shut {
+            self.guest_ends.shut = true;
+            let _ = self.server.shutdown(Shutdown::Write);
+        }
+        let mut of_guest = wanted(
+            !self.guest_ends.socket
+                && !self.guest_ends.words
+                && self.downstream.wants_read()
+                && self.has_room_out(),
             self.downstream.wants_write(),
         );
+        // Whether it is still there, as nothing more is read of it. Told always, and asked for here so that it is looked at.
+        of_guest.set(PollFlags::HUP, is_passed_on);
         let of_server = wanted(
             !self.server_ends.socket
                 && self.upstream.wants_read()
                 && self.inward.len() < MAX_HELD_BYTES,
-            self.upstream.wants_write(),
+            self.server_wants(),
         );
-        let limit = if self.masks.waits() {
-            PAUSE
-        } else {
-            IDLE_LIMIT
-        };
+        // Where the guest holds it up, the rest may be there already.
+        let is_paused = of_server.contains(PollFlags::IN) && self.answers.waits();
+        let limit = if is_paused { PAUSE } else { IDLE_LIMIT };
         let ready = wait(
             (self.guest.as_fd(), of_guest),
             (self.server.as_fd(), of_server),
             limit,
         )?;
         let Some((guest_is, server_is)) = ready else {
-            if self.masks.waits() {
-                self.masks.pause(&mut self.inward);
+            if is_paused {
+                self.answers.pause(&mut self.inward);
                 return Ok(Ok(()));
             }
             return Ok(Err(End::Idle));
@@ -143,9 +153,17 @@ impl<'a> Session<'a> {
         if guest_is.is_empty() && server_is.is_empty() {
             return Ok(Err(End::Closed));
         }
+        if is_passed_on && guest_is.intersects(PollFlags::HUP | PollFlags::ERR) {
+            return Ok(Err(End::Closed));
+        }
         Ok(self
             .serve_guest(guest_is, of_guest, count)
             .and_then(|()| self.serve_server(server_is, of_server, count)))
+    }
+
+    /// Whether there is something for the server that it may take.
+    fn server_wants(&self) -> bool {
+        self.server_takes && self.upstream.wants_write()
     }
 
     fn has_room_out(&self) -> bool {
@@ -175,13 +193,11 @@ impl<'a> Session<'a> {
         if wanted.contains(PollFlags::OUT) && is.intersects(PollFlags::OUT | gone) {
             let mut socket = self.server;
             if written(self.upstream.write_tls(&mut socket)).is_err() {
-                // It may have said why, which is still read.
+                // It may have said why, which is still read and passed on.
+                self.server_takes = false;
                 self.out.clear();
                 self.guest_ends.words = true;
                 self.guest_ends.told = true;
-                if self.server_ends.socket {
-                    return Err(End::Closed);
-                }
             }
         }
         if wanted.contains(PollFlags::IN) && is.intersects(PollFlags::IN | gone) {
@@ -223,7 +239,18 @@ impl<'a> Session<'a> {
 
     /// Moves what was decrypted to where it is encrypted again.
     fn move_words(&mut self) -> Found {
-        while self.has_room_out() && !self.guest_ends.words {
+        // First what was left when there was no room.
+        loop {
+            if !self.guest_ends.told {
+                let taken = self
+                    .requests
+                    .take(&self.held, &mut self.asked, &mut self.out)
+                    .map_err(|error| End::Refused(GuardError::Http(error)))?;
+                self.held.drain(..taken);
+            }
+            if !self.has_room_out() || self.guest_ends.words {
+                break;
+            }
             let ends = &mut self.guest_ends;
             let count = decrypted(self.downstream.reader().read(&mut self.chunk), ends);
             if count == 0 {
@@ -231,12 +258,8 @@ impl<'a> Session<'a> {
             }
             self.held
                 .extend_from_slice(self.chunk.get(..count).unwrap_or_default());
-            let taken = self
-                .requests
-                .take(&self.held, &mut self.masks, &mut self.out)
-                .map_err(|error| End::Refused(GuardError::Http(error)))?;
-            self.held.drain(..taken);
         }
+        let is_all_taken = self.out.len() < MAX_HELD_BYTES && self.asked.has_room();
         while self.inward.len() < MAX_HELD_BYTES && !self.server_ends.words {
             let ends = &mut self.server_ends;
             let count = decrypted(self.upstream.reader().read(&mut self.chunk), ends);
@@ -244,24 +267,27 @@ impl<'a> Session<'a> {
                 break;
             }
             let bytes = self.chunk.get(..count).unwrap_or_default();
-            self.masks.take(bytes, &mut self.inward);
+            self.answers
+                .take(bytes, &mut self.asked, &mut self.inward)
+                .map_err(|error| End::Broken(error.to_string()))?;
         }
         // What TLS does not take now it takes when some of what it has was sent.
         let taken = self.upstream.writer().write(&self.out).unwrap_or(0);
         let taken = taken.min(self.out.len());
         self.out.drain(..taken);
         if self.server_ends.words && !self.server_ends.told {
-            self.masks.end(&mut self.inward);
+            self.answers.end(&mut self.inward);
         }
         let taken = self.downstream.writer().write(&self.inward).unwrap_or(0);
         self.inward.drain(..taken.min(self.inward.len()));
-        self.tell_of_ends();
+        self.tell_of_ends(is_all_taken);
         Ok(())
     }
 
     /// An end is passed on when all before it was.
-    fn tell_of_ends(&mut self) {
-        if self.guest_ends.words && !self.guest_ends.told && self.out.is_empty() {
+    fn tell_of_ends(&mut self, is_all_taken: bool) {
+        let is_sent = is_all_taken && self.out.is_empty();
+        if self.guest_ends.words && !self.guest_ends.told && is_sent {
             self.guest_ends.told = true;
             self.upstream.send_close_notify();
         }

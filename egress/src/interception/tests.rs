@@ -1,10 +1,15 @@
 //! Whole connections through a gateway to real TLS servers.
 
+mod ends;
+
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{RootCertStore, ServerConfig, StreamOwned};
@@ -44,38 +49,51 @@ fn key_and_certificate(names: &[&str]) -> (rcgen::KeyPair, rcgen::Certificate) {
     (key, certificate)
 }
 
+/// A connection as the server has it.
+type AtServer = StreamOwned<ServerConnection, TcpStream>;
+
+/// What serves each of them, and tells what it was sent.
+type Serve = dyn Fn(&mut AtServer, &Sender<Vec<u8>>) + Send + Sync;
+
 /// Answers each request, of which only the head is read and sent back in a field, with `answer`.
-fn serve(config: Arc<ServerConfig>, answer: &'static str) -> (u16, Receiver<Vec<u8>>) {
+fn answering(answer: &'static str) -> Arc<Serve> {
+    Arc::new(move |stream, sender| {
+        while let Some(head) = read_head(stream, sender) {
+            let token = head
+                .lines()
+                .find_map(|line| line.strip_prefix("X-Token: "))
+                .unwrap_or_default();
+            stream
+                .write_all(answer.replace("TOKEN", token).as_bytes())
+                .unwrap();
+            stream.flush().unwrap();
+        }
+    })
+}
+
+/// All up to what ends as a head does.
+fn read_head(stream: &mut AtServer, sender: &Sender<Vec<u8>>) -> Option<String> {
+    let mut all = Vec::new();
+    let mut chunk = [0; 4096];
+    while !all.ends_with(b"\r\n\r\n") {
+        let count = stream.read(&mut chunk).ok().filter(|count| *count > 0)?;
+        all.extend_from_slice(&chunk[..count]);
+        let _ = sender.send(chunk[..count].to_vec());
+    }
+    Some(String::from_utf8_lossy(&all).into_owned())
+}
+
+fn serve(config: Arc<ServerConfig>, serve: Arc<Serve>) -> (u16, Receiver<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let (sender, received) = channel();
     thread::spawn(move || {
         for stream in listener.incoming() {
             let (config, sender) = (Arc::clone(&config), sender.clone());
+            let serve = Arc::clone(&serve);
             thread::spawn(move || {
                 let tls = ServerConnection::new(config).unwrap();
-                let mut stream = StreamOwned::new(tls, stream.unwrap());
-                let mut all = Vec::new();
-                let mut chunk = [0; 4096];
-                while let Ok(count) = stream.read(&mut chunk) {
-                    if count == 0 {
-                        break;
-                    }
-                    all.extend_from_slice(&chunk[..count]);
-                    let _ = sender.send(chunk[..count].to_vec());
-                    if all.ends_with(b"\r\n\r\n") {
-                        let text = String::from_utf8_lossy(&all).into_owned();
-                        let token = text
-                            .lines()
-                            .find_map(|line| line.strip_prefix("X-Token: "))
-                            .unwrap_or_default();
-                        stream
-                            .write_all(answer.replace("TOKEN", token).as_bytes())
-                            .unwrap();
-                        stream.flush().unwrap();
-                        all.clear();
-                    }
-                }
+                serve(&mut StreamOwned::new(tls, stream.unwrap()), &sender);
             });
         }
     });
@@ -85,6 +103,10 @@ fn serve(config: Arc<ServerConfig>, answer: &'static str) -> (u16, Receiver<Vec<
 impl Case {
     /// With a server whose certificate is for these names, and is trusted or is not.
     fn new(names: &[&str], is_trusted: bool, answer: &'static str) -> Self {
+        Self::serving(names, is_trusted, answering(answer))
+    }
+
+    fn serving(names: &[&str], is_trusted: bool, by: Arc<Serve>) -> Self {
         let (key, certificate) = key_and_certificate(names);
         let key_der = PrivatePkcs8KeyDer::from(key.serialize_der());
         let config =
@@ -94,7 +116,7 @@ impl Case {
                 .with_no_client_auth()
                 .with_single_cert(vec![certificate.der().clone()], key_der.into())
                 .unwrap();
-        let (port, received) = serve(Arc::new(config), answer);
+        let (port, received) = serve(Arc::new(config), by);
         let roots = if is_trusted {
             certificate.pem()
         } else {
@@ -142,6 +164,16 @@ impl Case {
     /// A program's connection with this SNI, which trusts the sandbox's authority alone.
     fn dial(&self, sni: &str) -> StreamOwned<ClientConnection, UnixStream> {
         let (program, ours) = UnixStream::pair().unwrap();
+        self.dial_through(sni, program, ours)
+    }
+
+    /// The same through these two ends.
+    fn dial_through(
+        &self,
+        sni: &str,
+        program: UnixStream,
+        ours: UnixStream,
+    ) -> StreamOwned<ClientConnection, UnixStream> {
         let attempt = Attempt {
             target: Target::Name(HostName::parse("a.example").unwrap()),
             port: self.port,
@@ -328,7 +360,57 @@ fn bytes_in_bulk_arrive_both_ways() {
 
     assert!(back == answer.as_bytes());
     let received = case.received();
+    let get = get.replace("\r\n\r\n", "\r\nAccept-Encoding: identity\r\n\r\n");
     assert!(received.contains(VALUE) && received.ends_with(&format!("{text}{get}")));
+}
+
+#[test]
+fn what_was_sent_over_one_connection_is_masked_on_another() {
+    let last = Mutex::new(String::new());
+    let case = Case::serving(
+        &["a.example"],
+        true,
+        Arc::new(move |stream, sender| {
+            while let Some(head) = read_head(stream, sender) {
+                let credentials = head.lines().filter_map(|line| line.split_once(": "));
+                let sent: Vec<&str> = credentials
+                    .filter(|(name, _)| ["X-Token", "Authorization"].contains(name))
+                    .map(|(_, value)| value)
+                    .collect();
+                let mut last = last.lock().unwrap();
+                let answer = format!(
+                    "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{last}",
+                    last.len()
+                );
+                stream.write_all(answer.as_bytes()).unwrap();
+                stream.flush().unwrap();
+                *last = sent.join(",");
+            }
+        }),
+    );
+    let (mut one, mut other) = (case.dial("a.example"), case.dial("a.example"));
+    let get = |stream: &mut StreamOwned<_, _>, request: &str, length: usize| {
+        stream.write_all(request.as_bytes()).unwrap();
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+        let mut answer = vec![0; head.len() + length];
+        stream.read_exact(&mut answer).unwrap();
+        String::from_utf8(answer).unwrap().replace(&head, "")
+    };
+    let none = case.request("/", "none");
+    // Both are there before anything is stored.
+    get(&mut one, &none, 0);
+    get(&mut other, &none, 4);
+
+    let encoded = STANDARD.encode(format!("me:{}", case.placeholder()));
+    let request = case.request("/", &case.placeholder()).replace(
+        "\r\n\r\n",
+        &format!("\r\nAuthorization: Basic {encoded}\r\n\r\n"),
+    );
+    get(&mut one, &request, 4);
+    let form = STANDARD.encode(format!("me:{VALUE}")).len();
+    let length = VALUE.len() + ",Basic ".len() + form;
+    let expected = format!("{},Basic {}", "*".repeat(VALUE.len()), "*".repeat(form));
+    assert_eq!(get(&mut other, &none, length), expected);
 }
 
 #[test]
