@@ -26,6 +26,9 @@ pub const FIRST_WORDS_LIMIT: Duration = Duration::from_secs(10);
 /// Stack of a connection's thread.
 const STACK_BYTES: usize = 256 << 10;
 
+/// The same where TLS may be opened: two handshakes, with chains of certificates of a server's choice.
+const OPENING_STACK_BYTES: usize = 1 << 20;
+
 /// Records of attempts above the rate: one in this time, the rest is counted.
 const SUPPRESSED_PERIOD: Duration = Duration::from_secs(1);
 
@@ -232,10 +235,14 @@ impl Gateway {
             return;
         }
         let gateway = self.clone();
+        let stack_bytes = match self.0.options.interception {
+            Some(_) => OPENING_STACK_BYTES,
+            None => STACK_BYTES,
+        };
         // Where the system has no thread the closed stream is the refusal.
         let _ = thread::Builder::new()
             .name("egress".to_owned())
-            .stack_size(STACK_BYTES)
+            .stack_size(stack_bytes)
             .spawn(move || {
                 let _place = place;
                 let mut stream = stream;

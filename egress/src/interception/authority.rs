@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
+    BasicConstraints, CertificateParams, CertifiedIssuer, CidrSubnet, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, GeneralSubtree, IsCa, KeyPair, KeyUsagePurpose, NameConstraints,
 };
 use rustls::ServerConfig;
@@ -51,12 +51,16 @@ impl Authority {
     ) -> Result<Self, AuthorityError> {
         let mut params = params(AUTHORITY_NAME);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         params.name_constraints = Some(NameConstraints {
             permitted_subtrees: domains
                 .map(|domain| GeneralSubtree::DnsName(domain.to_string()))
                 .collect(),
-            excluded_subtrees: Vec::new(),
+            // Names of one kind say nothing of the other: no address at all (RFC 5280 §4.2.1.10).
+            excluded_subtrees: vec![
+                GeneralSubtree::IpAddress(CidrSubnet::V4([0; 4], [0; 4])),
+                GeneralSubtree::IpAddress(CidrSubnet::V6([0; 16], [0; 16])),
+            ],
         });
         let key = KeyPair::generate().map_err(failed)?;
         Ok(Self {
@@ -130,6 +134,7 @@ fn params(name: &str) -> CertificateParams {
 
 #[cfg(test)]
 mod tests {
+    use rustls::client::danger::ServerCertVerifier;
     use rustls::pki_types::pem::PemObject;
     use rustls::pki_types::{CertificateDer, ServerName};
     use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConnection};
@@ -180,6 +185,36 @@ mod tests {
             is_taken(&authority, host).unwrap();
         }
         is_taken(&authority, "other.example").unwrap_err();
+    }
+
+    #[test]
+    fn the_authority_is_good_for_no_address() {
+        let domain = name("b.example");
+        let authority = Authority::new([&domain].into_iter(), &provider()).unwrap();
+        for address in ["192.0.2.1", "2001:db8::1"] {
+            let mut params = params(SERVER_NAME);
+            let address: std::net::IpAddr = address.parse().unwrap();
+            params.subject_alt_names = vec![rcgen::SanType::IpAddress(address)];
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+            let key = KeyPair::generate().unwrap();
+            let certificate = params.signed_by(&key, &authority.issuer).unwrap();
+
+            let mut roots = RootCertStore::empty();
+            roots.add(authority.issuer.as_ref().der().clone()).unwrap();
+            let verifier = rustls::client::WebPkiServerVerifier::builder_with_provider(
+                Arc::new(roots),
+                provider(),
+            );
+            let taken = verifier.build().unwrap().verify_server_cert(
+                certificate.der(),
+                &[],
+                &ServerName::IpAddress(address.into()),
+                &[],
+                rustls::pki_types::UnixTime::now(),
+            );
+            let error = taken.unwrap_err().to_string();
+            assert!(error.contains("NameConstraint"), "{error}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
 use protocol::gate::{AUTHORITY_FILE, TRUST_FILE, Trust};
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::mount_bind;
 
 /// Where distributions keep the list of who is trusted: Debian, Alpine and Arch; Red Hat; SUSE; BSD's place.
@@ -19,7 +20,7 @@ const LISTS: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Longest list that is taken over, in bytes; that of Debian has 220 KB.
+/// Longest list that is taken over, in bytes; that of Debian has 220 KB. A longer one is as good as none.
 const MAX_LIST_BYTES: u64 = 4 << 20;
 
 /// What stands in front of the authority. In a fork there is one of a former sandbox, which is left out.
@@ -63,14 +64,18 @@ fn together(image: &[u8], authority: &str) -> Vec<u8> {
     all
 }
 
+/// A list that is there and no longer than is taken over: a part of one would end within a certificate.
 fn read(path: &Path) -> Option<Vec<u8>> {
-    let file = File::open(path).ok()?;
+    // An image may have a pipe there, which nobody writes to.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     if !file.metadata().ok()?.is_file() {
         return None;
     }
     let mut text = Vec::new();
-    file.take(MAX_LIST_BYTES).read_to_end(&mut text).ok()?;
-    (!text.is_empty()).then_some(text)
+    let count = file.take(MAX_LIST_BYTES + 1).read_to_end(&mut text).ok()?;
+    let is_whole = u64::try_from(count).is_ok_and(|count| count <= MAX_LIST_BYTES);
+    (is_whole && !text.is_empty()).then_some(text)
 }
 
 /// Writes a file that everybody may read. It is written to and not replaced: it may be laid over another. One that has this
@@ -101,6 +106,33 @@ fn is_same(one: &Path, other: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_is_taken_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("list");
+        assert_eq!(read(&path), None);
+        fs::write(&path, "a list").unwrap();
+        assert_eq!(read(&path).unwrap(), b"a list");
+        let longest = usize::try_from(MAX_LIST_BYTES).unwrap();
+        fs::write(&path, vec![b'x'; longest]).unwrap();
+        assert_eq!(read(&path).map(|text| text.len()), Some(longest));
+        fs::write(&path, vec![b'x'; longest + 1]).unwrap();
+        assert_eq!(read(&path), None);
+
+        // Nobody writes to it, and nothing waits for that.
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        assert_eq!(read(&pipe), None);
+        assert_eq!(read(Path::new("/dev/zero")), None);
+    }
 
     #[test]
     fn a_former_authority_is_left_out() {
