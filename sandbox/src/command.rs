@@ -68,6 +68,8 @@ pub struct Command {
     max_output_bytes: u64,
     /// Whether the program stays, to be forked for later commands.
     stays: bool,
+    /// Whether a secret's variable must be left as it is.
+    keeps_secrets: bool,
     file: Option<NewFile>,
 }
 
@@ -87,6 +89,7 @@ impl Command {
             output_limit_bytes: DEFAULT_OUTPUT_LIMIT_BYTES,
             max_output_bytes: u64::MAX,
             stays: false,
+            keeps_secrets: false,
             file: None,
         }
     }
@@ -94,6 +97,12 @@ impl Command {
     /// Makes it an interpreter that stays.
     pub(crate) fn stay(mut self) -> Self {
         self.stays = true;
+        self
+    }
+
+    /// Has it not start where a secret's variable is set otherwise, which most often would give the value to the program.
+    pub(crate) fn keep_secrets(&mut self) -> &mut Self {
+        self.keeps_secrets = true;
         self
     }
 
@@ -245,6 +254,11 @@ impl Command {
                 "A file that comes with a command has at most {MAX_FILE_BYTES} bytes, and this has {file_bytes}: write it first"
             )));
         }
+        if let Some(name) = self.secret_that_is_set() {
+            return Err(SpawnError::Invalid(format!(
+                "The variable {name} is a secret of the sandbox, and is set for this command: leave that out, for the program to use it"
+            )));
+        }
         let id = self
             .shared
             .register_command(&self.program)
@@ -287,6 +301,13 @@ impl Command {
         })?;
         self.shared.request_command(id, frame, streams)?;
         Ok(child)
+    }
+
+    /// The name of a secret whose variable is set, where that must not be.
+    fn secret_that_is_set(&self) -> Option<&str> {
+        let egress = self.shared.egress.as_ref().filter(|_| self.keeps_secrets)?;
+        let is_set = |name: &&str| self.env.iter().any(|(known, _)| known == *name);
+        egress.secret_names().find(is_set)
     }
 
     #[cfg(feature = "tokio")]

@@ -221,6 +221,12 @@ impl Egress {
         placeholders.chain(trust).collect()
     }
 
+    /// The variables in which placeholders are.
+    pub(crate) fn secret_names(&self) -> impl Iterator<Item = &str> {
+        let placeholders = self.interception.iter().flat_map(|all| all.placeholders());
+        placeholders.map(|(name, _)| name)
+    }
+
     fn change(&self, change: impl FnOnce(&mut Policy)) {
         // The gate first hears of what the host already does.
         self.gateway.change(change);

@@ -200,6 +200,7 @@ impl<'a> Served<'a> {
     fn build(&self, request: &NewCommand) -> Command {
         let mut command = self.sandbox.command(OsStr::from_bytes(&request.program));
         command.args(request.args.iter().map(|arg| OsStr::from_bytes(arg)));
+        command.keep_secrets();
         for (key, value) in &request.env {
             command.env(OsStr::from_bytes(key), OsStr::from_bytes(value));
         }

@@ -7,6 +7,7 @@ use protocol::gate::{FromGate, Inward, MAX_GATE_FRAME_BYTES, Open, Rules, Target
 
 use super::*;
 use crate::event::EventKind;
+use crate::session::{Session, SessionClaim};
 use crate::spans::Spans;
 
 /// A sandbox that lets `a.example` leave, and what is told of attempts.
@@ -247,5 +248,42 @@ fn without_a_rule_there_is_no_gate() {
     assert_eq!(
         agent.read(&mut byte).unwrap_err().kind(),
         io::ErrorKind::WouldBlock
+    );
+}
+
+#[test]
+fn a_sessions_command_sets_no_secrets_variable_and_certificates_are_told_once() {
+    let value = b"s3cr3t-value".to_vec();
+    let secret = egress::secret::Secret::new("TOKEN", &["a.example"], value).unwrap();
+    let options = EgressOptions {
+        secrets: vec![secret],
+        ..EgressOptions::default()
+    };
+    let (sandbox, peer) = sandbox_with(Some(SOON), options);
+    let _agent = greet_with_gate(&peer);
+    let mut gate = peer.dial(port::GATE_CONTROL, port::GATE_CONTROL);
+    assert!(rules(&mut gate).trust.is_some());
+    gate_says(&mut gate, &FromGate::Ready);
+    sandbox.wait_ready().unwrap();
+    sandbox.egress().unwrap().allow_host("b.example").unwrap();
+    let told = rules(&mut gate);
+    assert_eq!((told.names.len(), told.trust), (2, None));
+
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("own/sessions");
+    let claim = SessionClaim::below(&root, "dev").unwrap();
+    let server = claim.listen(&sandbox, None, None).unwrap();
+    let error = std::thread::scope(|scope| {
+        let serving = scope.spawn(|| server.run(&sandbox).unwrap());
+        let session = Session::open_below(&root, "dev").unwrap();
+        let error = session.command("true").env("TOKEN", "x").spawn().err();
+        sandbox.end();
+        serving.join().unwrap();
+        error
+    });
+    let sentence = format!("{:?}", error.unwrap());
+    assert!(
+        sentence.contains("The variable TOKEN is a secret"),
+        "{sentence}"
     );
 }
