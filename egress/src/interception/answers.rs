@@ -6,6 +6,8 @@
 
 use std::collections::VecDeque;
 
+use memchr::{memchr, memmem};
+
 use super::mask::Masks;
 
 /// Longest head of an answer, in bytes; curl takes 300 KiB, others far less.
@@ -32,6 +34,8 @@ const HEAD_END: &[u8] = b"\r\n\r\n";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the server's answer is not understood: {0}")]
 pub(super) struct AnswerError(&'static str);
+
+const NO_HEAD: AnswerError = AnswerError("its head is none of HTTP/1");
 
 /// The requests that are not answered yet, of which it matters whether their answer has a content.
 #[derive(Debug, Default)]
@@ -162,12 +166,16 @@ impl Answers {
         let from = self.held.len().saturating_sub(HEAD_END.len() - 1);
         let before = self.held.len();
         self.held.extend_from_slice(bytes);
-        let found = memchr::memmem::find(self.held.get(from..).unwrap_or_default(), HEAD_END);
+        let found = memmem::find(self.held.get(from..).unwrap_or_default(), HEAD_END);
         let length = found.map(|at| from + at + HEAD_END.len());
         if length.unwrap_or(self.held.len()) > MAX_HEAD_BYTES {
             return Err(AnswerError("its head is too long"));
         }
         let Some(length) = length else {
+            // A head whose lines end otherwise has no end to wait for.
+            if memmem::find(self.held.get(from..).unwrap_or_default(), b"\n\n").is_some() {
+                return Err(NO_HEAD);
+            }
             return Ok(&[]);
         };
         self.held.truncate(length);
@@ -202,7 +210,7 @@ impl Answers {
 
     /// What is between contents: sizes, ends and trailers.
     fn line<'a>(&mut self, bytes: &'a [u8], out: &mut Vec<u8>) -> Result<&'a [u8], AnswerError> {
-        let end = memchr::memchr(b'\n', bytes);
+        let end = memchr(b'\n', bytes);
         let (now, rest) = bytes.split_at(end.map_or(bytes.len(), |at| at + 1));
         self.held.extend_from_slice(now);
         if self.held.len() > MAX_LINE_BYTES {
@@ -252,7 +260,7 @@ fn after_head(head: &[u8], asked: &mut Asked) -> Result<State, AnswerError> {
     match answer.parse(head) {
         Ok(httparse::Status::Complete(count)) if count == head.len() => {}
         Err(httparse::Error::TooManyHeaders) => return Err(AnswerError("it has too many fields")),
-        _ => return Err(AnswerError("its head is none of HTTP/1")),
+        _ => return Err(NO_HEAD),
     }
     let status = answer.code.unwrap_or_default();
     if status == 101 {
@@ -448,6 +456,7 @@ mod tests {
         let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
         for text in [
             "no HTTP\r\n\r\n".to_owned(),
+            "HTTP/1.1 200 OK\nContent-Length: 0\n\n".to_owned(),
             "HTTP/2 200\r\n\r\n".to_owned(),
             "HTTP/1.1 101 Switching Protocols\r\n\r\n".to_owned(),
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n".to_owned(),
