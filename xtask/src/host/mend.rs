@@ -18,7 +18,7 @@
 //! more: into a guest that has its interrupts off, which then stands still or ends in a triple fault, or into the host's kernel,
 //! which panics. Without the store the note stays what it is between two instructions: no exception.
 //!
-//! Read in QEMU 7.2, 10.0 and the development tree of 2026, and seen in the memory of guests that stood still.
+//! Read in QEMU 7.2, 10.0 and 11.1, and seen in the memory of guests that stood still.
 
 use std::io;
 use std::path::Path;
@@ -90,7 +90,7 @@ fn take_out(code: &mut [u8]) -> Result<(), MendError> {
 mod tests {
     use super::*;
 
-    /// The code as it is in QEMU 10.0.13 of Debian 13.
+    /// The code as it is in QEMU 10.0.13 of Debian 13; 11.1.3 has other displacements.
     const DEBIAN: [u8; 45] = [
         0x41, 0x0f, 0xb6, 0xf4, 0x44, 0x89, 0xab, 0xe0, 0x33, 0x00, 0x00, 0x89, 0xb3, 0x10, 0xd7,
         0xff, 0xff, 0xc7, 0x83, 0xe4, 0x33, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x48, 0xc7, 0x83,

@@ -53,9 +53,14 @@ fn codename_in(description: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Downloads `package` of Debian's `release` with all that it depends on, the C library included, and unpacks them into `folder`,
-/// installing nothing.
-pub(crate) fn unpack(release: &str, package: &str, folder: &Path) -> Result<(), ReleaseError> {
+/// Downloads `package` of Debian's `suite` with all that it depends on, from there or from the `release` below it, the C library
+/// included, and unpacks them into `folder`, installing nothing.
+pub(crate) fn unpack(
+    release: &str,
+    suite: &str,
+    package: &str,
+    folder: &Path,
+) -> Result<(), ReleaseError> {
     let failed = |source: ToolError| PackageError::Apt {
         packages: package.to_owned(),
         source,
@@ -67,9 +72,10 @@ pub(crate) fn unpack(release: &str, package: &str, folder: &Path) -> Result<(), 
         let part = state.join(part);
         std::fs::create_dir_all(&part).map_err(CacheError::io("create the folder", &part))?;
     }
-    let line = format!("deb [signed-by={KEYRING}] {uri} {release} main\n");
+    let lines =
+        [release, suite].map(|suite| format!("deb [signed-by={KEYRING}] {uri} {suite} main\n"));
     // No package counts as installed: what this system has of another release does not serve.
-    for (name, content) in [("sources.list", line.as_str()), ("status", "")] {
+    for (name, content) in [("sources.list", lines.concat()), ("status", String::new())] {
         let file = state.join(name);
         std::fs::write(&file, content).map_err(CacheError::io("write", &file))?;
     }
@@ -80,6 +86,8 @@ pub(crate) fn unpack(release: &str, package: &str, folder: &Path) -> Result<(), 
         "--yes",
         "--download-only",
         "--no-install-recommends",
+        "--target-release",
+        suite,
         package,
     ]))
     .map_err(failed)?;

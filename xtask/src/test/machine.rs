@@ -20,11 +20,9 @@ use crate::workspace::{Workspace, cargo};
 
 /// How long one program of tests may take, in seconds; it is ended then.
 const PROGRAM_MAX_S: u32 = 45 * 60;
-/// How often the tests go on in a new emulated host when the one before died, and how often a test that failed in one is run in all.
-/// QEMU's nested virtualization (10.0 to the last, `helper_vmrun`) keeps the vector of an interrupt that a host injects into its
-/// guest, and delivers it once more when something makes it leave its loop before it has taken another one: in the guest, whose
-/// kernel then waits for itself or ends in a triple fault, or right behind the guest's exit in the host's kernel, which dies of it.
-/// With 10.0.2 a host dies in five minutes of boots; with 10.0.13 one did in two runs of all tests.
+/// How often the tests go on in a new emulated host when the one before died, and how often a test that failed in one is run in all:
+/// QEMU's nested virtualization has had faults of which guests hung or ended in a triple fault and the host's kernel died. The two whose
+/// cause is known are gone ([`crate::host`]'s QEMU); what is run again is named in the output.
 const HOST_DEATHS_MAX: u32 = 8;
 const TRIES_MAX: u32 = 3;
 /// Programs with which the whole-machine tests make their own images and the network outside.
