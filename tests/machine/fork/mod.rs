@@ -7,9 +7,10 @@ mod pool;
 mod time;
 mod traffic;
 
+use std::io::Read;
 use std::time::Duration;
 
-use sandvmm::{Command, Outcome, Sandbox, Template};
+use sandvmm::{Command, Outcome, Sandbox, Stdio, Template};
 
 /// Memory of these machines in MiB.
 const MEMORY_MIB: u32 = 128;
@@ -57,11 +58,27 @@ fn python(sandbox: &Sandbox, code: &str) -> Command {
     command
 }
 
-/// What a command writes that ends with 0.
+/// What a command writes that ends with 0. Of a sandbox without a limit, a command that hangs is waited for no longer than
+/// [`HUNG_AFTER`]; it writes little.
 fn text(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    assert_eq!(output.completion.outcome, Outcome::Exited(0), "{output:?}");
-    String::from_utf8(output.stdout).unwrap()
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let completion = child.wait_timeout(HUNG_AFTER).expect("the command hangs");
+    let [stdout, stderr] = [
+        read(child.stdout.take().unwrap()),
+        read(child.stderr.take().unwrap()),
+    ];
+    assert_eq!(completion.outcome, Outcome::Exited(0), "{stdout}{stderr}");
+    stdout
+}
+
+fn read(mut stream: impl Read) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
 }
 
 fn shell(sandbox: &Sandbox, script: &str) -> String {

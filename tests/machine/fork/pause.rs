@@ -2,7 +2,7 @@
 
 use sandvmm::{PauseError, Sandbox};
 
-use super::{machine, shell};
+use super::{machine, shell, text};
 
 /// How often it is put on disk and taken from there.
 const CYCLES: usize = 20;
@@ -25,16 +25,7 @@ fn twenty_times_put_on_disk_every_file_is_as_it_was() {
          ln -s a/b ~/tree/link; chmod 600 ~/tree/a/b/7
          (n=0; while true; do n=$((n+1)); echo $n > /dev/shm/count; sleep 0.05; done) > /dev/null 2>&1 &",
     );
-    let tree = |sandbox: &Sandbox| {
-        let digest = sandbox
-            .command("sh")
-            .args(["-c", TREE])
-            .user("root")
-            .output()
-            .unwrap();
-        assert!(digest.completion.outcome.success(), "{digest:?}");
-        digest.stdout
-    };
+    let tree = |sandbox: &Sandbox| text(sandbox.command("sh").args(["-c", TREE]).user("root"));
     for cycle in 0..CYCLES {
         shell(&sandbox, &format!("echo {cycle} > ~/tree/{cycle}"));
         let before = tree(&sandbox);
