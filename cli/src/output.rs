@@ -48,7 +48,12 @@ fn wait(descriptor: BorrowedFd<'_>, flags: PollFlags) -> io::Result<()> {
 /// Prints text on standard output and gives the exit code: 0, 141 when the reader is gone (as `SIGPIPE`
 /// would), 125 when it can't be written.
 pub(crate) fn print(text: &str, code: u8) -> u8 {
-    match write_all(rustix::stdio::stdout(), text.as_bytes()) {
+    print_bytes(text.as_bytes(), code)
+}
+
+/// Prints what need not be text, likewise.
+pub(crate) fn print_bytes(bytes: &[u8], code: u8) -> u8 {
+    match write_all(rustix::stdio::stdout(), bytes) {
         Ok(()) => code,
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => 141,
         Err(error) => {

@@ -140,17 +140,20 @@ fn run(args: &ExecArgs) -> Result<Verdict, u8> {
             code => Err(code),
         };
     }
-    // Before there is a command, so that none is started for nothing.
-    let (sender, events) = channel();
-    signals::forward(sender.clone(), Event::Signal).map_err(|error| system(&error))?;
     if args.tty {
         let size = terminal::size();
         command.pty(size.columns, size.rows);
-        terminal::make_raw().map_err(|error| system(&error))?;
     } else if args.interactive {
         command.piped_stdin();
     }
+    // Until there is a command, a signal's own action is right, and so is a terminal that makes one of Ctrl-C: a supervisor or guest may be
+    // long with its answer, and a client that is gone takes along what it has started.
     let child = command.spawn().map_err(|error| not_run(&error, limits))?;
+    let (sender, events) = channel();
+    signals::forward(sender.clone(), Event::Signal).map_err(|error| system(&error))?;
+    if args.tty {
+        terminal::make_raw().map_err(|error| system(&error))?;
+    }
     let attached = Attached::new(child, args.tty, &sender).map_err(|error| system(&error))?;
     attached
         .wait(&events, limits)

@@ -130,13 +130,7 @@ pub(crate) fn logs(args: &SessionArgs) -> u8 {
         Err(error) => return failed(&error),
     };
     if !std::io::stdout().is_terminal() {
-        return match output::write_all(rustix::stdio::stdout(), &bytes) {
-            Ok(()) => 0,
-            Err(error) => {
-                notice::say(&format!("Standard output can't be written: {error}"));
-                FAILED
-            }
-        };
+        return output::print_bytes(&bytes, 0);
     }
     let text = String::from_utf8_lossy(&bytes);
     let lines = text.lines().map(|line| escape(line) + "\n");

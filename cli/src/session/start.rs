@@ -50,10 +50,11 @@ pub(crate) fn start(args: &StartArgs, line: &[OsString], called_at: Instant) -> 
 pub(crate) fn resume(args: &ResumeArgs, line: &[OsString]) -> u8 {
     if args.supervise {
         return supervise(&args.name, None, args.idle.0, |stay| {
+            stay.is_spared.store(true, Ordering::SeqCst);
             let sandbox = Sandbox::resume(&args.name).map_err(|error| {
                 Verdict::failed(FAILED, Failure::Start, notice::sentence(&error))
             })?;
-            stay.have(sandbox)
+            Ok(stay.have(sandbox))
         });
     }
     call("resume", line)
@@ -100,6 +101,9 @@ struct Stay {
     /// Whether a signal has come, or the caller left before the session was ready.
     is_over: Arc<AtomicBool>,
     is_ready: Arc<AtomicBool>,
+    /// Whether the sandbox is one that was paused, and is not served yet. It is nowhere else any more: the caller's end is none of it, and
+    /// a signal does not end it, but has it paused again.
+    is_spared: Arc<AtomicBool>,
     programs: Programs,
     /// What writes the events down, until the end.
     events: Arc<Mutex<Option<Writer>>>,
@@ -108,18 +112,47 @@ struct Stay {
 impl Stay {
     fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
+        if self.is_spared.load(Ordering::SeqCst) {
+            return;
+        }
         if let Some(sandbox) = self.sandbox.get() {
             sandbox.end();
         }
     }
 
     /// The sandbox, from the beginning of its start on: from here on a signal ends it.
-    fn have(&self, sandbox: Sandbox) -> Result<&Sandbox, Verdict> {
+    fn have(&self, sandbox: Sandbox) -> &Sandbox {
         let sandbox = self.sandbox.get_or_init(|| sandbox);
         if self.is_over.load(Ordering::SeqCst) {
-            sandbox.end();
+            self.end();
         }
-        Ok(sandbox)
+        sandbox
+    }
+
+    /// From here on the sandbox may be ended. Says whether it was spared before.
+    fn spare_no_longer(&self) -> Result<bool, Verdict> {
+        let was_spared = self.is_spared.swap(false, Ordering::SeqCst);
+        if was_spared && self.is_over.load(Ordering::SeqCst) {
+            self.is_spared.store(true, Ordering::SeqCst);
+            let said = "It was told to end before it went on".to_owned();
+            return Err(Verdict::failed(FAILED, Failure::Start, said));
+        }
+        Ok(was_spared)
+    }
+
+    /// Pauses a sandbox again that was to go on and can't be served.
+    fn put_back(&self, name: &str, why: &mut Verdict) {
+        let sandbox = self.sandbox.get();
+        let Some(sandbox) = sandbox.filter(|_| self.is_spared.load(Ordering::SeqCst)) else {
+            return;
+        };
+        let became = match sandbox.pause(name) {
+            Ok(()) => "it is paused as before".to_owned(),
+            Err(error) => format!("it is lost: {}", notice::sentence(&error)),
+        };
+        if let Some(message) = &mut why.message {
+            *message = format!("{message}; {became}");
+        }
     }
 
     /// Ends the session by the signals that end a process, and by the caller's end before it is ready.
@@ -141,7 +174,9 @@ impl Stay {
             .spawn(move || {
                 // The caller says nothing: this is its end.
                 let _ = UnixStream::from(caller).read(&mut [0]);
-                if !stay.is_ready.load(Ordering::SeqCst) {
+                // In this order: who is spared no longer is ready already.
+                let is_spared = stay.is_spared.load(Ordering::SeqCst);
+                if !is_spared && !stay.is_ready.load(Ordering::SeqCst) {
                     stay.end();
                 }
             })?;
@@ -158,8 +193,17 @@ fn supervise(
 ) -> u8 {
     // No terminal's hang-up, Ctrl-C or job control reaches it. It fails where there is none already.
     let _ = rustix::process::setsid();
+    let claim = match SessionClaim::new(name) {
+        Ok(claim) => claim,
+        Err(error) => return refused(&not_had(&error)),
+    };
+    // Who stops the session waits for all that is done here.
+    let _keep = claim.keep();
     let stay = Stay::default();
-    let served = serve(&stay, name, timeout, idle, make);
+    let mut served = serve(&stay, claim, timeout, idle, make);
+    if let Err(verdict) = &mut served {
+        stay.put_back(name, verdict);
+    }
     stay.programs.end();
     if let Some(sandbox) = stay.sandbox.get() {
         sandbox.end();
@@ -176,21 +220,24 @@ fn supervise(
 
 fn serve(
     stay: &Stay,
-    name: &str,
+    claim: SessionClaim,
     timeout: Option<Duration>,
     idle: Option<Duration>,
     make: impl FnOnce(&Stay) -> Result<&Sandbox, Verdict>,
 ) -> Result<(), Verdict> {
-    let claim = SessionClaim::new(name).map_err(|error| not_had(&error))?;
     stay.listen().map_err(|error| Verdict::system(&error))?;
     let sandbox = make(stay)?;
     let server = claim
         .listen(sandbox, timeout, idle)
         .map_err(|error| not_had(&error))?;
     stay.is_ready.store(true, Ordering::SeqCst);
-    // A caller that is not there to hear it does not know that there is a session.
-    output::write_all(stdin(), READY).map_err(|error| Verdict::system(&error))?;
-    leave_caller().map_err(|error| Verdict::system(&error))?;
+    let was_paused = stay.spare_no_longer()?;
+    let told = output::write_all(stdin(), READY);
+    // A caller that is not there to hear it does not know that there is a session, unless that is one that was paused.
+    match told.and(leave_caller()) {
+        Err(error) if !was_paused => return Err(Verdict::system(&error)),
+        _ => {}
+    }
     server
         .run(sandbox)
         .map(drop)
@@ -235,7 +282,7 @@ fn make<'a>(args: &StartArgs, called_at: Instant, stay: &'a Stay) -> Result<&'a 
         *writer = events;
     }
     let sandbox = builder.begin().map_err(|error| Verdict::start(&error))?;
-    let sandbox = stay.have(sandbox)?;
+    let sandbox = stay.have(sandbox);
     network
         .publish(sandbox)
         .map_err(|error| Verdict::system(&error))?;

@@ -3,18 +3,21 @@
 //! The lock alone says whether a session lives: whatever a supervisor leaves behind that was killed is swept by whoever sees it next. The
 //! lock's file goes with its folder, so who has got the lock looks whether the file is still the folder's.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
+use super::root::{failed, is_there, make_private};
 use super::{SessionError, log};
 
 /// Longest name in bytes.
@@ -39,6 +42,8 @@ const NEW_RECORD: &str = "record.new";
 
 /// What is on record of a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+// A record of another version may have less.
+#[serde(default)]
 #[non_exhaustive]
 pub struct SessionInfo {
     /// Its name.
@@ -82,44 +87,6 @@ pub(super) struct Alive {
     pub(super) path: PathBuf,
     lock: File,
     pub(super) info: SessionInfo,
-}
-
-/// The folder of all sessions of this user: `$XDG_RUNTIME_DIR/sandvmm/sessions`, for root without that `/run/sandvmm/sessions`, for others
-/// `/tmp/sandvmm-UID/sessions`.
-pub(super) fn root() -> PathBuf {
-    let uid = rustix::process::geteuid();
-    let base = match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
-        Some(folder) if folder.is_absolute() => folder.join("sandvmm"),
-        _ if uid.is_root() => PathBuf::from("/run/sandvmm"),
-        _ => PathBuf::from(format!("/tmp/sandvmm-{}", uid.as_raw())),
-    };
-    base.join("sessions")
-}
-
-/// Makes a folder that nobody else may look into, if it is not there; refuses one that is not so.
-fn make_private(path: &Path) -> Result<(), SessionError> {
-    match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(failed("made", path)(error));
-        }
-        _ => {}
-    }
-    let found = fs::symlink_metadata(path).map_err(failed("looked at", path))?;
-    let uid = rustix::process::geteuid().as_raw();
-    if found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0 {
-        return Ok(());
-    }
-    Err(SessionError::NotPrivate {
-        path: path.to_owned(),
-    })
-}
-
-fn failed<'a>(done: &'static str, path: &'a Path) -> impl Fn(io::Error) -> SessionError + 'a {
-    move |source| SessionError::File {
-        done,
-        path: path.to_owned(),
-        source,
-    }
 }
 
 /// A session's folder.
@@ -180,7 +147,10 @@ pub(super) fn claim(root: &Path, info: &SessionInfo) -> Result<Claimed, SessionE
     }
     make_private(root)?;
     for _ in 0..TRIES_MAX {
-        make_private(&path)?;
+        // Whoever sweeps may be as fast as to remove it between two of these.
+        if !make_private(&path)? {
+            continue;
+        }
         let Some(lock) = open_lock(&path, true)? else {
             continue;
         };
@@ -272,7 +242,12 @@ fn through<T>(folder: &Path, with: impl FnOnce(PathBuf) -> io::Result<T>) -> io:
 /// See [`SessionError`].
 pub(super) fn look(root: &Path, name: &str) -> Result<Found, SessionError> {
     let path = path(root, name)?;
+    if !is_there(root)? {
+        return Ok(Found::Nothing);
+    }
     let Some(lock) = open_lock(&path, false)? else {
+        // Of who was killed while it made or removed it. One that is being made is made once more.
+        let _ = fs::remove_dir(&path);
         return Ok(Found::Nothing);
     };
     if try_lock(&lock, &path)? {
@@ -297,6 +272,9 @@ fn read_record(path: &Path) -> Option<SessionInfo> {
 /// # Errors
 /// See [`SessionError`].
 pub(super) fn names(root: &Path) -> Result<Vec<String>, SessionError> {
+    if !is_there(root)? {
+        return Ok(Vec::new());
+    }
     let entries = match fs::read_dir(root) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -304,6 +282,7 @@ pub(super) fn names(root: &Path) -> Result<Vec<String>, SessionError> {
     };
     let mut names: Vec<String> = entries
         .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
         .filter_map(|entry| entry.file_name().into_string().ok())
         .filter(|name| path(root, name).is_ok())
         .collect();
@@ -312,9 +291,20 @@ pub(super) fn names(root: &Path) -> Result<Vec<String>, SessionError> {
 }
 
 impl Alive {
-    /// Connects to its supervisor.
+    /// Connects to its supervisor, which is a process of this user.
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
+        let stream = through(&self.path, UnixStream::connect)?;
+        listener(&stream, rustix::process::geteuid().as_raw())?;
+        Ok(stream)
+    }
+
+    /// The process that listens, by what the kernel says; where none does yet, or none is heard, the one on record now.
+    pub(super) fn supervisor(&self) -> Option<Pid> {
+        let uid = rustix::process::geteuid().as_raw();
         through(&self.path, UnixStream::connect)
+            .and_then(|stream| listener(&stream, uid))
+            .ok()
+            .or_else(|| Pid::from_raw(read_record(&self.path)?.pid))
     }
 
     /// Waits until its supervisor is gone, for `limit` at most, and sweeps what it left. Says whether it is.
@@ -347,6 +337,18 @@ impl Alive {
             Err(_) => true,
         }
     }
+}
+
+/// The process that listens at the other end of a client's connection, if it is this user's (`SO_PEERCRED`, unix(7)).
+fn listener(stream: &UnixStream, uid: u32) -> io::Result<Pid> {
+    let peer = socket_peercred(stream)?;
+    if peer.uid.as_raw() == uid {
+        return Ok(peer.pid);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        "its supervisor is another user's process",
+    ))
 }
 
 #[cfg(test)]
@@ -452,6 +454,66 @@ mod tests {
         assert!(!is_alive(&root, "dev"));
 
         assert_eq!(fs::read_dir(&root).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_no_session_is_not_listed_and_an_empty_folder_is_swept() {
+        let base = private();
+        let root = base.path().join("sessions");
+        let claimed = claim(&root, &info("dev")).unwrap();
+        fs::write(root.join("note"), "no folder").unwrap();
+        fs::create_dir(root.join("empty")).unwrap();
+
+        assert_eq!(names(&root).unwrap(), ["dev", "empty"]);
+        assert!(!is_alive(&root, "empty"));
+
+        assert_eq!(names(&root).unwrap(), ["dev"]);
+        drop(claimed);
+    }
+
+    #[test]
+    fn a_folder_that_others_may_change_is_not_looked_into() {
+        let base = private();
+        let root = base.path().join("sessions");
+        let claimed = claim(&root, &info("dev")).unwrap();
+
+        fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
+
+        let looked = look(&root, "dev");
+        assert!(matches!(looked, Err(SessionError::NotPrivate { .. })));
+        let listed = names(&root);
+        assert!(matches!(listed, Err(SessionError::NotPrivate { .. })));
+        drop(claimed);
+    }
+
+    #[test]
+    fn who_listens_is_known_by_the_kernel_and_must_be_this_user() {
+        let base = private();
+        let root = base.path().join("sessions");
+        // What is on record is another process's number.
+        let claimed = claim(&root, &info("dev")).unwrap();
+        let Found::Alive(found) = look(&root, "dev").unwrap() else {
+            panic!("it is held");
+        };
+        assert_eq!(found.supervisor(), Pid::from_raw(7));
+        let _listener = claimed.listen().unwrap();
+
+        let stream = found.connect().unwrap();
+
+        let uid = rustix::process::geteuid().as_raw();
+        let own = rustix::process::getpid();
+        assert_eq!(found.supervisor(), Some(own));
+        assert_eq!(listener(&stream, uid).unwrap(), own);
+        let refused = listener(&stream, uid + 1).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn a_record_that_has_less_is_read() {
+        let base = private();
+        fs::write(base.path().join(RECORD), r#"{"pid": 7, "more": 1}"#).unwrap();
+
+        assert_eq!(read_record(base.path()).unwrap().pid, 7);
     }
 
     #[test]

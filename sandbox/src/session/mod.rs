@@ -18,6 +18,7 @@ mod answers;
 mod command;
 mod folder;
 mod log;
+mod root;
 mod serve;
 mod wire;
 
@@ -30,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::OFlags;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::error::SpawnError;
 use folder::{Alive, Found};
@@ -40,7 +41,7 @@ pub use answers::MAX_DETACHED;
 pub use command::{SessionChild, SessionCommand, SessionCommandInfo};
 pub use folder::SessionInfo;
 pub use log::MAX_LOG_FILE_BYTES;
-pub use serve::{MAX_CLIENTS, SessionClaim, SessionEnd, SessionServer};
+pub use serve::{MAX_CLIENTS, SessionClaim, SessionEnd, SessionKeep, SessionServer};
 
 /// How long a supervisor may take to end when it is asked to. Then it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
@@ -162,7 +163,7 @@ impl Session {
     /// # Errors
     /// See [`SessionError`].
     pub fn open(name: &str) -> Result<Self, SessionError> {
-        Self::open_below(&folder::root(), name)
+        Self::open_below(&root::root(), name)
     }
 
     /// In this folder of sessions.
@@ -180,7 +181,7 @@ impl Session {
     /// # Errors
     /// See [`SessionError`].
     pub fn list() -> Result<Vec<SessionInfo>, SessionError> {
-        let root = folder::root();
+        let root = root::root();
         let mut found = Vec::new();
         for name in folder::names(&root)? {
             if let Found::Alive(alive) = folder::look(&root, &name)? {
@@ -321,7 +322,7 @@ impl Session {
     /// # Errors
     /// See [`SessionError`].
     pub fn stop(self) -> Result<(), SessionError> {
-        let info = &self.alive.info;
+        let mut pid = self.alive.info.pid;
         let answer = self.ask_within(&Request::Stop, &[], Some(STOP_LIMIT));
         // A supervisor that was faster with its end than with its answer has been asked, too.
         if !matches!(
@@ -332,8 +333,9 @@ impl Session {
             return Ok(());
         }
         for (signal, limit) in [(Signal::TERM, STOP_LIMIT), (Signal::KILL, KILL_LIMIT)] {
-            let process =
-                Pid::from_raw(info.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+            let supervisor = self.alive.supervisor();
+            let process = supervisor.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+            pid = supervisor.map_or(pid, rustix::process::Pid::as_raw_pid);
             // Whoever has the lock now is the process that was opened: the number was not given away in between.
             if let (Some(process), true) = (process, self.alive.is_held()) {
                 let _ = pidfd_send_signal(&process, signal);
@@ -343,8 +345,8 @@ impl Session {
             }
         }
         Err(SessionError::Stuck {
-            name: info.name.clone(),
-            pid: info.pid,
+            name: self.alive.info.name,
+            pid,
         })
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,6 +15,7 @@ use rustix::time::Timespec;
 use super::SessionError;
 use super::folder::{self, Claimed, SessionInfo};
 use super::log::Log;
+use super::root::root;
 use super::wire::{Connection, Reply};
 use crate::sandbox::Sandbox;
 
@@ -27,14 +28,21 @@ const RECOVERY: Duration = Duration::from_millis(100);
 /// A name that is taken, for a session that is still to be made. Dropping it frees the name.
 #[derive(Debug)]
 pub struct SessionClaim {
-    claimed: Claimed,
+    claimed: Arc<Claimed>,
     info: SessionInfo,
+}
+
+/// Keeps a session's name taken, also when the session is over: who has asked for its end waits until this is dropped.
+#[derive(Debug)]
+#[must_use = "the name is free again as soon as this is dropped"]
+pub struct SessionKeep {
+    _claimed: Arc<Claimed>,
 }
 
 /// A session that takes clients once it is served.
 #[derive(Debug)]
 pub struct SessionServer {
-    claimed: Claimed,
+    claimed: Arc<Claimed>,
     listener: UnixListener,
     log: Log,
     idle: Option<Duration>,
@@ -84,7 +92,7 @@ impl SessionClaim {
     /// # Errors
     /// See [`SessionError`].
     pub fn new(name: &str) -> Result<Self, SessionError> {
-        Self::below(&folder::root(), name)
+        Self::below(&root(), name)
     }
 
     /// In this folder of sessions.
@@ -96,8 +104,15 @@ impl SessionClaim {
             started_unix_s: started.unwrap_or_default().as_secs(),
             ..SessionInfo::default()
         };
-        let claimed = folder::claim(root, &info)?;
+        let claimed = Arc::new(folder::claim(root, &info)?);
         Ok(Self { claimed, info })
+    }
+
+    /// For a process that has more to take down than the sandbox: [`crate::session::Session::stop`] returns when what this gives is dropped, too.
+    pub fn keep(&self) -> SessionKeep {
+        SessionKeep {
+            _claimed: Arc::clone(&self.claimed),
+        }
     }
 
     /// Makes the session's socket: from now on clients may come, and are served by [`SessionServer::run`]. `timeout` is what the sandbox was
@@ -137,7 +152,8 @@ impl SessionClaim {
 
 impl SessionServer {
     /// Serves clients on this thread until the sandbox ends, by whatever ends it, and ends it when a client asks for that or nobody has
-    /// been there for the time that was set. Nothing of the session is left then.
+    /// been there for the time that was set. Nothing of the session is left then, if nobody has a [`SessionKeep`] of it; who still asks for
+    /// something is told that it is over.
     ///
     /// # Errors
     /// When the system refuses the first thread, or waiting; the sandbox is ended then.

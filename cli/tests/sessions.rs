@@ -1,0 +1,157 @@
+//! The commands for sessions against a supervisor that is only a lock and a socket: who believes it, and what happens while it is silent.
+#![expect(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test's helper fails by panicking"
+)]
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// After this a call counts as hung.
+const HUNG_AFTER: Duration = Duration::from_secs(60);
+
+/// What a supervisor named `dev` has on disk.
+struct Silent {
+    runtime: TempDir,
+    listener: UnixListener,
+    _lock: File,
+}
+
+impl Silent {
+    fn new() -> Self {
+        let runtime = tempfile::tempdir().unwrap();
+        let folder = runtime.path().join("sandvmm/sessions/dev");
+        fs::create_dir_all(&folder).unwrap();
+        for path in folder.ancestors().take(4) {
+            fs::set_permissions(path, Permissions::from_mode(0o700)).unwrap();
+        }
+        let lock = File::create(folder.join("lock")).unwrap();
+        lock.lock().unwrap();
+        Self {
+            listener: UnixListener::bind(folder.join("socket")).unwrap(),
+            runtime,
+            _lock: lock,
+        }
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.runtime.path().join("sandvmm/sessions/dev")
+    }
+
+    fn sandvmm<const N: usize>(&self, args: [&str; N]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sandvmm"));
+        command
+            .args(args)
+            .env("XDG_RUNTIME_DIR", self.runtime.path());
+        command
+    }
+
+    fn listed(&self) -> String {
+        let output = self.sandvmm(["ls"]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A client that has asked for something.
+    fn accept(&self) -> UnixStream {
+        self.listener.set_nonblocking(true).unwrap();
+        let deadline = Instant::now() + HUNG_AFTER;
+        loop {
+            match self.listener.accept() {
+                Ok((mut client, _)) => {
+                    client.set_nonblocking(false).unwrap();
+                    client.set_read_timeout(Some(HUNG_AFTER)).unwrap();
+                    client.read_exact(&mut [0; 8]).unwrap();
+                    return client;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    assert!(Instant::now() < deadline, "no client comes");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+fn end_of(child: &mut Child) -> ExitStatus {
+    let deadline = Instant::now() + HUNG_AFTER;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            panic!("it hung");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_runtime_folder_that_others_may_look_into_is_none() {
+    let silent = Silent::new();
+    let runtime = silent.runtime.path();
+    assert!(silent.listed().starts_with("dev\t"));
+
+    for mode in [0o701, 0o755, 0o777] {
+        fs::set_permissions(runtime, Permissions::from_mode(mode)).unwrap();
+        assert!(!silent.listed().contains("dev\t"), "{mode:o}");
+    }
+}
+
+#[test]
+fn a_folder_of_sessions_that_others_may_look_into_is_not_believed() {
+    let silent = Silent::new();
+    let base = silent.runtime.path().join("sandvmm");
+    fs::set_permissions(base, Permissions::from_mode(0o777)).unwrap();
+
+    for args in [["stop", "dev"], ["ps", "dev"], ["ls", "--json"]] {
+        let output = silent.sandvmm(args).output().unwrap();
+
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(125), "{args:?}: {said}");
+        assert!(said.contains("must be a folder of yours"), "{said}");
+    }
+    assert!(silent.folder().join("socket").exists());
+}
+
+#[test]
+fn a_signal_ends_an_exec_whose_command_has_not_been_started() {
+    let silent = Silent::new();
+    let mut exec = silent
+        .sandvmm(["exec", "dev", "--", "true"])
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    let _asked = silent.accept();
+
+    let pid = Pid::from_raw(exec.id().try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+
+    assert_eq!(end_of(&mut exec).signal(), Some(Signal::TERM.as_raw()));
+}
+
+#[test]
+fn a_reader_that_is_gone_ends_logs_as_sigpipe_would() {
+    let silent = Silent::new();
+    fs::write(silent.folder().join("log"), "[1] one\n").unwrap();
+    let (reader, writer) = io::pipe().unwrap();
+    drop(reader);
+
+    let whole = silent.sandvmm(["logs", "dev"]).output().unwrap();
+    let status = silent.sandvmm(["logs", "dev"]).stdout(writer).status();
+
+    assert_eq!(whole.stdout, b"[1] one\n");
+    assert_eq!(status.unwrap().code(), Some(141));
+}
