@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use linux_loader::loader::bootparam::setup_header;
 use rustix::fs::{MemfdFlags, memfd_create};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
-use vmm::kernel::{Kernel, load, load_initramfs};
+use vmm::kernel::{BEHIND_KERNEL_BYTES, Kernel, load, load_initramfs};
 use vmm::layout;
 
 use crate::input::Input;
@@ -153,7 +153,11 @@ pub fn run_initramfs(data: &[u8]) {
     let start = u64::from(loaded.address);
     let end = start + u64::from(loaded.bytes);
     assert_eq!(loaded.bytes as usize, bytes.len());
-    assert!(start >= kernel.end && start.is_multiple_of(0x1000) && end <= MEMORY_END);
+    assert!(
+        start >= kernel.end + BEHIND_KERNEL_BYTES
+            && start.is_multiple_of(0x1000)
+            && end <= MEMORY_END
+    );
     if let Some(header) = kernel.setup_header {
         assert!(end <= u64::from(header.initrd_addr_max) + 1);
     }
@@ -255,7 +259,7 @@ pub fn initramfs_seeds() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "just_fits",
-            [&[0x80, 0, 0xf0, 0x0f, 0], [b'0'; 16].as_slice()].concat(),
+            [&[0x80, 0, 0xf0, 0x0b, 0], [b'0'; 16].as_slice()].concat(),
         ),
         ("empty", vec![0; 5]),
     ]

@@ -22,6 +22,12 @@ use image::Image;
 /// Largest kernel or initramfs in bytes; an ordinary distribution's are below 100 MiB.
 pub const MAX_IMAGE_BYTES: u64 = 1 << 30;
 
+/// Bytes behind the kernel's last segment that its initramfs does not lie in. A kernel reserves memory there while it starts (`extend_brk`,
+/// `arch/x86/kernel/setup.c` of Linux), and not every linker makes that area (`.brk`) a part of a segment. It has 64 KiB, 64 KiB for DMI
+/// (`asm/dmi.h`) and 96 KiB for page tables (`arch/x86/mm/init.c`) in kernels as distributions have them. Not more than that: an initramfs
+/// that begins in the kernel's last huge page of the host mostly ends there, too.
+pub const BEHIND_KERNEL_BYTES: u64 = 256 << 10;
+
 /// Why a file is no kernel for this machine. Sentences about "it", the kernel file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -118,7 +124,7 @@ pub enum InitramfsError {
     DoesNotFit {
         /// Its size.
         bytes: u64,
-        /// First address behind the kernel.
+        /// First address that the kernel leaves free.
         kernel_end: u64,
         /// First address that an initramfs may not use.
         memory_end: u64,
@@ -184,7 +190,7 @@ pub fn load(file: OwnedFd, memory: &GuestMemoryMmap) -> Result<Kernel, KernelErr
     }
 }
 
-/// Loads an initramfs behind the kernel.
+/// Loads an initramfs behind the kernel, [`BEHIND_KERNEL_BYTES`] after its end.
 ///
 /// The last pages that a kernel needs and the first of its initramfs share a huge page of the host then, which is cleared once for both.
 ///
@@ -207,13 +213,14 @@ pub fn load_initramfs(
         u64::from(header.initrd_addr_max).saturating_add(1)
     });
     let memory_end = low_memory_end(memory).min(limit);
+    let kernel_end = kernel.end.saturating_add(BEHIND_KERNEL_BYTES);
     let does_not_fit = InitramfsError::DoesNotFit {
         bytes,
-        kernel_end: kernel.end,
+        kernel_end,
         memory_end,
     };
     // Page-aligned, so that the kernel can give its pages back.
-    let address = match kernel.end.checked_next_multiple_of(PAGE_BYTES) {
+    let address = match kernel_end.checked_next_multiple_of(PAGE_BYTES) {
         Some(address)
             if address
                 .checked_add(bytes)

@@ -454,7 +454,7 @@ fn load_initramfs_bytes(bytes: &[u8]) -> Result<Initramfs, InitramfsError> {
 }
 
 #[test]
-fn an_initramfs_lies_behind_the_kernel() {
+fn an_initramfs_lies_behind_the_kernel_and_what_that_reserves() {
     let memory = memory::map(MEMORY_MIB).unwrap();
     let kernel = load(file(&good_elf()), &memory).unwrap();
     // Ends within a page.
@@ -465,7 +465,7 @@ fn an_initramfs_lies_behind_the_kernel() {
 
     let initramfs = load_initramfs(file(&[7; 5000]), &memory, &kernel).unwrap();
 
-    assert_eq!(u64::from(initramfs.address), kernel.end + 5);
+    assert_eq!(u64::from(initramfs.address), kernel.end + 5 + (256 << 10));
     assert_eq!(initramfs.bytes, 5000);
 }
 
@@ -483,14 +483,15 @@ fn test_load_initramfs_invalid_file_returns_named_error() {
         load_initramfs_bytes(b""),
         Err(InitramfsError::Empty)
     ));
-    // One page more than there is behind the kernel; as much as the memory; more than any address.
-    for bytes in [MEMORY_END - kernel.end + 1, MEMORY_END, 1 << 40] {
+    // One byte more than there is behind the kernel; as much as the memory; more than any address.
+    let room = MEMORY_END - kernel.end - BEHIND_KERNEL_BYTES;
+    for bytes in [room + 1, MEMORY_END, 1 << 40] {
         assert!(matches!(
             sized(bytes),
             Err(InitramfsError::DoesNotFit { .. })
         ));
     }
-    sized(MEMORY_END - kernel.end).unwrap();
+    sized(room).unwrap();
     let (reader, _writer) = rustix::pipe::pipe().unwrap();
     assert!(matches!(
         load_initramfs(reader, &memory, &kernel),
