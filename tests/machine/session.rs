@@ -487,7 +487,10 @@ fn a_resume_that_is_interrupted_loses_nothing() {
             info = serde_json::from_slice(&read).unwrap_or_default();
             info["pid"].is_u64()
         });
-        (caller, u32::try_from(info["pid"].as_u64().unwrap()).unwrap())
+        (
+            caller,
+            u32::try_from(info["pid"].as_u64().unwrap()).unwrap(),
+        )
     };
 
     let (caller, supervisor) = resume();

@@ -233,10 +233,10 @@ fn serve(
     stay.is_ready.store(true, Ordering::SeqCst);
     let was_paused = stay.spare_no_longer()?;
     let told = output::write_all(stdin(), READY);
+    let left = leave_caller();
     // A caller that is not there to hear it does not know that there is a session, unless that is one that was paused.
-    match told.and(leave_caller()) {
-        Err(error) if !was_paused => return Err(Verdict::system(&error)),
-        _ => {}
+    if !was_paused {
+        told.and(left).map_err(|error| Verdict::system(&error))?;
     }
     server
         .run(sandbox)

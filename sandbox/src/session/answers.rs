@@ -1,9 +1,13 @@
 //! What a session's supervisor does for a client.
 
 use std::ffi::OsStr;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::{self, Scope};
 use std::time::Instant;
 
@@ -78,7 +82,10 @@ impl<'a> Served<'a> {
                 signal,
             },
             Some(signal) => return Reply::Failed(format!("{signal} is no signal: 1 to 64 are")),
-            None => ToAgent::Kill { command_id: id },
+            None => {
+                self.kills(id);
+                ToAgent::Kill { command_id: id }
+            }
         };
         let told = frame_of(&message).map(|frame| self.sandbox.shared().tell(id, frame));
         match told {
@@ -130,12 +137,16 @@ impl<'a> Served<'a> {
         connection: &Connection,
         request: &NewCommand,
     ) {
-        let busy = self.busy();
-        if request.is_detached && self.detached() >= MAX_DETACHED {
+        let busy = if request.is_detached {
+            self.busy_detached()
+        } else {
+            Some(self.busy())
+        };
+        let Some(busy) = busy else {
             let full = format!("The session has {MAX_DETACHED} detached commands already");
             let _ = connection.send(&Reply::Failed(full), &[]);
             return;
-        }
+        };
         let mut child = match self.build(request).spawn() {
             Ok(child) => child,
             Err(error) => {
@@ -174,9 +185,12 @@ impl<'a> Served<'a> {
             let told = thread::Builder::new()
                 .name("command".into())
                 .spawn_scoped(waiting, || {
-                    let completion = self.wait(&child);
+                    let reply = match self.wait(&child) {
+                        Some(completion) => Reply::Ended(Box::new(completion)),
+                        None => Reply::Failed(untold(id)),
+                    };
                     // Who waits may be gone.
-                    let _ = connection.send(&Reply::Ended(Box::new(completion)), &[]);
+                    let _ = connection.send(&reply, &[]);
                     connection.stop_hearing();
                 });
             if told.is_err() {
@@ -188,11 +202,15 @@ impl<'a> Served<'a> {
                 // A guest that does not take it is ended by its time.
                 let _ = match message {
                     ToCommand::Signal(signal) => child.signal(signal),
-                    ToCommand::Kill => child.kill(),
+                    ToCommand::Kill => {
+                        self.kills(id);
+                        child.kill()
+                    }
                     ToCommand::Resize { columns, rows } => child.resize(columns, rows),
                 };
             }
             // The client is gone, or the command: with the one goes the other.
+            self.kills(id);
             let _ = child.kill();
         });
     }
@@ -222,21 +240,18 @@ impl<'a> Served<'a> {
         command
     }
 
-    /// Waits for a command's end, as [`Child::wait`] does, for a thread that does not own it.
-    fn wait(&self, child: &Child) -> Completion {
+    /// Waits for a command's end, as [`Child::wait`] does, for a thread that does not own it. The end of one that was killed is waited for twice
+    /// [`super::serve::Pace::end_limit`] at most.
+    fn wait(&self, child: &Child) -> Option<Completion> {
+        let (meter, limit) = (child.meter(), Some(self.pace.end_limit));
         loop {
-            let meter = child.meter();
-            // Without a limit there is always an end.
-            if let Some(completion) = child.shared().wait_done(child.id(), None, &meter) {
-                return completion;
+            if let Some(completion) = child.shared().wait_done(child.id(), limit, &meter) {
+                return Some(completion);
+            }
+            if self.is_given_up(child.id()) {
+                return None;
             }
         }
-    }
-
-    fn detached(&self) -> usize {
-        let table = self.lock();
-        let detached = table.commands.values().filter(|known| known.is_detached);
-        detached.count()
     }
 
     /// Lets a command go on without its client, what it prints into the log.
@@ -246,30 +261,51 @@ impl<'a> Served<'a> {
         mut child: Child,
         guards: (Busy<'scope, 'a>, InList<'scope, 'a>),
     ) {
-        let whose = child.id().to_string();
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let errors = whose.clone();
-        let started = thread::Builder::new()
-            .name("log".into())
-            .spawn_scoped(scope, move || {
-                if let Some(stream) = stderr {
-                    self.log.copy(&errors, stream);
-                }
-            })
-            .and_then(|stderr_over| {
-                thread::Builder::new()
-                    .name("detached".into())
+        let id = child.id();
+        let streams = [
+            child.stdout.take().map(OwnedFd::from),
+            child.stderr.take().map(OwnedFd::from),
+        ];
+        let streams: Vec<Arc<UnixStream>> = streams
+            .into_iter()
+            .flatten()
+            .map(|stream| Arc::new(stream.into()))
+            .collect();
+        // Nothing is sent: that all who could are gone says that both streams are over.
+        let (copying, copied) = channel::<()>();
+        let mut started = Ok(());
+        for stream in &streams {
+            let (stream, copying) = (Arc::clone(stream), copying.clone());
+            let thread = thread::Builder::new().name("log".into());
+            started = started.and_then(|()| {
+                thread
                     .spawn_scoped(scope, move || {
-                        if let Some(stream) = stdout {
-                            self.log.copy(&whose, stream);
-                        }
-                        let completion = self.wait(&child);
-                        // Its panic would end everything.
-                        let _ = stderr_over.join();
-                        self.log.line(OWN, &said(child.id(), &completion.outcome));
-                        drop(guards);
+                        self.log.copy(&id.to_string(), &*stream);
+                        drop(copying);
                     })
+                    .map(drop)
             });
+        }
+        drop(copying);
+        let thread = thread::Builder::new().name("detached".into());
+        let started = started.and_then(|()| {
+            thread.spawn_scoped(scope, move || {
+                let completion = self.wait(&child);
+                while let Err(RecvTimeoutError::Timeout) = copied.recv_timeout(self.pace.end_limit)
+                {
+                    if self.is_given_up(id) {
+                        // The guest does not end them. One that is over already needs no end.
+                        for stream in &streams {
+                            let _ = stream.shutdown(Shutdown::Both);
+                        }
+                    }
+                }
+                let last = completion
+                    .map_or_else(|| untold(id), |completion| said(id, &completion.outcome));
+                self.log.line(OWN, last.as_bytes());
+                drop(guards);
+            })
+        });
         if let Err(error) = started {
             self.log.line(OWN, error.to_string().as_bytes());
         }
@@ -286,6 +322,7 @@ impl<'a> Served<'a> {
             words: words.collect(),
             started: Instant::now(),
             is_detached: request.is_detached,
+            killed: None,
         };
         let id = child.id();
         self.lock().commands.insert(id, known);
@@ -293,12 +330,17 @@ impl<'a> Served<'a> {
     }
 }
 
-fn said(id: u32, outcome: &Outcome) -> Vec<u8> {
+/// What is said of a command that was killed without a word of the guest.
+fn untold(id: u32) -> String {
+    format!("Command {id} was killed, and the guest has not told its end")
+}
+
+fn said(id: u32, outcome: &Outcome) -> String {
     let how = match outcome {
         Outcome::Exited(code) => format!("exited with {code}"),
         Outcome::Signaled(signal) => format!("was ended by signal {signal}"),
         Outcome::OutOfMemory { .. } => "ran out of memory".to_owned(),
         other => format!("was ended: {other:?}"),
     };
-    format!("Command {id} {how}").into_bytes()
+    format!("Command {id} {how}")
 }

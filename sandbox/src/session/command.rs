@@ -201,7 +201,7 @@ impl SessionChild {
         self.tell(&ToCommand::Resize { columns, rows })
     }
 
-    /// Waits until the command ended. Calling it again returns the same.
+    /// Waits until the command ended. Calling it again returns the same. The usage counts no bytes of the streams: these do not pass the supervisor.
     ///
     /// # Errors
     /// [`SessionError::Gone`] when the session's supervisor was killed, and its machine with it.

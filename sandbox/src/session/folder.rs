@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, UTIME_NOW, utimensat};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
@@ -209,6 +209,30 @@ impl Claimed {
         written.map_err(failed("written", &path))
     }
 
+    /// Whether the name is still held: somebody may have removed the folder, as programs do that tidy up where files are old. So that these have
+    /// no reason, the files are made new.
+    pub(super) fn refresh(&self) -> bool {
+        if !is_current(&self.lock, &self.path) {
+            return false;
+        }
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_NOW,
+        };
+        let now = Timestamps {
+            last_access: now,
+            last_modification: now,
+        };
+        let files = [LOCK, SOCKET, RECORD].into_iter().chain(log::FILES);
+        let files = files.map(|name| self.path.join(name));
+        // Up to the folder of all sessions, and the one that is in.
+        for path in files.chain(self.path.ancestors().take(3).map(Path::to_owned)) {
+            // What is not there needs nothing, and one that fails is no reason to end.
+            let _ = utimensat(CWD, &path, &now, AtFlags::SYMLINK_NOFOLLOW);
+        }
+        true
+    }
+
     /// Makes the socket: from now on the session is ready.
     ///
     /// # Errors
@@ -352,201 +376,4 @@ fn listener(stream: &UnixStream, uid: u32) -> io::Result<Pid> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
-    use super::*;
-
-    fn info(name: &str) -> SessionInfo {
-        SessionInfo {
-            name: name.into(),
-            pid: 7,
-            ..SessionInfo::default()
-        }
-    }
-
-    fn private() -> tempfile::TempDir {
-        tempfile::Builder::new()
-            .permissions(fs::Permissions::from_mode(0o700))
-            .tempdir()
-            .unwrap()
-    }
-
-    fn is_alive(root: &Path, name: &str) -> bool {
-        matches!(look(root, name).unwrap(), Found::Alive(_))
-    }
-
-    #[test]
-    fn names_that_lead_elsewhere_are_none() {
-        let long = "x".repeat(MAX_NAME_BYTES + 1);
-        for name in ["", ".", "..", ".x", "-x", "a/b", "a\0", "ä", "a:b", &long] {
-            let error = path(Path::new("/f"), name).unwrap_err();
-            assert!(matches!(error, SessionError::Name { .. }), "{name}");
-        }
-        assert_eq!(
-            path(Path::new("/f"), "a.b_C-1").unwrap(),
-            Path::new("/f/a.b_C-1")
-        );
-    }
-
-    #[test]
-    fn of_many_that_claim_one_name_one_gets_it() {
-        let base = private();
-        let root = base.path().join("sessions");
-
-        let claimed: Vec<_> = thread::scope(|scope| {
-            let claims: Vec<_> = (0..8)
-                .map(|_| scope.spawn(|| claim(&root, &info("dev"))))
-                .collect();
-            claims.into_iter().map(|one| one.join().unwrap()).collect()
-        });
-
-        assert_eq!(claimed.iter().filter(|one| one.is_ok()).count(), 1);
-        for refused in claimed.iter().filter_map(|one| one.as_ref().err()) {
-            assert!(matches!(refused, SessionError::Exists { .. }), "{refused}");
-        }
-        assert!(is_alive(&root, "dev"));
-        drop(claimed);
-        assert_eq!(fs::read_dir(&root).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn a_name_goes_from_hand_to_hand_and_is_never_had_twice() {
-        let base = private();
-        let root = base.path().join("sessions");
-        let had = std::sync::atomic::AtomicU32::new(0);
-
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..50 {
-                        let Ok(claimed) = claim(&root, &info("dev")) else {
-                            continue;
-                        };
-                        let before = had.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                        assert_eq!(before, 0);
-                        had.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
-                        drop(claimed);
-                        look(&root, "dev").unwrap();
-                    }
-                });
-            }
-        });
-
-        look(&root, "dev").unwrap();
-        assert_eq!(fs::read_dir(&root).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn what_a_killed_supervisor_left_is_swept() {
-        let base = private();
-        let root = base.path().join("sessions");
-        let claimed = claim(&root, &info("dev")).unwrap();
-        let listener = claimed.listen().unwrap();
-        log::read(&claimed.path).unwrap();
-        assert!(is_alive(&root, "dev"));
-        // As the system does it: the lock goes, all else stays.
-        let Claimed { lock, .. } = &claimed;
-        lock.unlock().unwrap();
-        std::mem::forget(claimed);
-        drop(listener);
-
-        assert!(!is_alive(&root, "dev"));
-
-        assert_eq!(fs::read_dir(&root).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn what_is_no_session_is_not_listed_and_an_empty_folder_is_swept() {
-        let base = private();
-        let root = base.path().join("sessions");
-        let claimed = claim(&root, &info("dev")).unwrap();
-        fs::write(root.join("note"), "no folder").unwrap();
-        fs::create_dir(root.join("empty")).unwrap();
-
-        assert_eq!(names(&root).unwrap(), ["dev", "empty"]);
-        assert!(!is_alive(&root, "empty"));
-
-        assert_eq!(names(&root).unwrap(), ["dev"]);
-        drop(claimed);
-    }
-
-    #[test]
-    fn a_folder_that_others_may_change_is_not_looked_into() {
-        let base = private();
-        let root = base.path().join("sessions");
-        let claimed = claim(&root, &info("dev")).unwrap();
-
-        fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
-
-        let looked = look(&root, "dev");
-        assert!(matches!(looked, Err(SessionError::NotPrivate { .. })));
-        let listed = names(&root);
-        assert!(matches!(listed, Err(SessionError::NotPrivate { .. })));
-        drop(claimed);
-    }
-
-    #[test]
-    fn who_listens_is_known_by_the_kernel_and_must_be_this_user() {
-        let base = private();
-        let root = base.path().join("sessions");
-        // What is on record is another process's number.
-        let claimed = claim(&root, &info("dev")).unwrap();
-        let Found::Alive(found) = look(&root, "dev").unwrap() else {
-            panic!("it is held");
-        };
-        assert_eq!(found.supervisor(), Pid::from_raw(7));
-        let _listener = claimed.listen().unwrap();
-
-        let stream = found.connect().unwrap();
-
-        let uid = rustix::process::geteuid().as_raw();
-        let own = rustix::process::getpid();
-        assert_eq!(found.supervisor(), Some(own));
-        assert_eq!(listener(&stream, uid).unwrap(), own);
-        let refused = listener(&stream, uid + 1).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
-    }
-
-    #[test]
-    fn a_record_that_has_less_is_read() {
-        let base = private();
-        fs::write(base.path().join(RECORD), r#"{"pid": 7, "more": 1}"#).unwrap();
-
-        assert_eq!(read_record(base.path()).unwrap().pid, 7);
-    }
-
-    #[test]
-    fn a_session_is_reached_however_long_its_path_is() {
-        let base = private();
-        let root = base.path().join("x".repeat(150));
-        let claimed = claim(&root, &info("dev")).unwrap();
-        let Found::Alive(before) = look(&root, "dev").unwrap() else {
-            panic!("it is held");
-        };
-        assert!(!before.info.is_ready && before.info.pid == 7 && before.is_held());
-
-        let listener = claimed.listen().unwrap();
-        let Found::Alive(found) = look(&root, "dev").unwrap() else {
-            panic!("it is held");
-        };
-        let client = found.connect().unwrap();
-
-        listener.accept().unwrap();
-        assert!(found.info.is_ready);
-        assert!(!found.wait_gone(Duration::ZERO).unwrap());
-        drop((client, claimed));
-        assert!(found.wait_gone(Duration::ZERO).unwrap());
-    }
-
-    #[test]
-    fn a_folder_that_others_may_look_into_is_refused() {
-        let base = tempfile::tempdir().unwrap();
-        fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
-
-        let refused = claim(&base.path().join("sessions"), &info("dev"));
-
-        assert!(matches!(refused, Err(SessionError::NotPrivate { .. })));
-        assert_eq!(fs::read_dir(base.path()).unwrap().count(), 0);
-    }
-}
+mod tests;

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -11,6 +11,9 @@ pub const MAX_LOG_FILE_BYTES: u64 = 4 << 20;
 
 /// Longest line in bytes; a longer one comes in pieces.
 const MAX_LINE_BYTES: usize = 8 << 10;
+
+/// How often both files are opened anew because one was begun meanwhile: each time 4 MiB have been printed.
+const OPEN_TRIES: u32 = 16;
 
 /// Bytes read at once.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -58,7 +61,11 @@ impl Log {
         bytes.push(b'\n');
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.bytes.saturating_add(bytes.len() as u64) > MAX_LOG_FILE_BYTES {
-            let renamed = fs::rename(self.folder.join(CURRENT), self.folder.join(BEFORE));
+            let renamed = match fs::rename(self.folder.join(CURRENT), self.folder.join(BEFORE)) {
+                // Renamed already, when there was no new one to be had.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                renamed => renamed,
+            };
             match renamed.and_then(|()| create(&self.folder)) {
                 Ok(file) => *open = Open { file, bytes: 0 },
                 Err(_) => return,
@@ -121,15 +128,37 @@ fn create(folder: &Path) -> io::Result<File> {
 /// What the system says.
 pub(super) fn read(folder: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    for name in [BEFORE, CURRENT] {
-        match File::open(folder.join(name)) {
-            // One that is being written may grow meanwhile.
-            Ok(file) => drop(file.take(MAX_LOG_FILE_BYTES).read_to_end(&mut bytes)?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+    for file in open_both(folder)?.into_iter().flatten() {
+        // One that is being written may grow meanwhile.
+        file.take(MAX_LOG_FILE_BYTES).read_to_end(&mut bytes)?;
     }
     Ok(bytes)
+}
+
+/// Both files, where they are there, the older one first. If the later one is what it was when both were open, the other is what comes before it.
+fn open_both(folder: &Path) -> io::Result<[Option<File>; 2]> {
+    let mut tries_left = OPEN_TRIES;
+    loop {
+        let current = open(folder, CURRENT)?;
+        let before = open(folder, BEFORE)?;
+        tries_left -= 1;
+        let is_same = inode(current.as_ref())? == inode(open(folder, CURRENT)?.as_ref())?;
+        if is_same || tries_left == 0 {
+            return Ok([before, current]);
+        }
+    }
+}
+
+fn open(folder: &Path, name: &str) -> io::Result<Option<File>> {
+    match File::open(folder.join(name)) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn inode(file: Option<&File>) -> io::Result<Option<u64>> {
+    file.map(|file| Ok(file.metadata()?.ino())).transpose()
 }
 
 #[cfg(test)]
@@ -149,6 +178,55 @@ mod tests {
         assert_eq!(lines[..2], ["[3] one", "[3] "]);
         assert_eq!((lines[2].len(), lines[3]), (MAX_LINE_BYTES + 4, "[3] x"));
         assert_eq!(lines[4..], ["[3] end"]);
+    }
+
+    #[test]
+    fn a_log_that_could_not_be_begun_anew_goes_on_when_it_can() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Log::new(folder.path()).unwrap();
+        log.line("1", b"first");
+        // As after a rename that no new file came after.
+        log.open.lock().unwrap().bytes = MAX_LOG_FILE_BYTES;
+        fs::rename(folder.path().join(CURRENT), folder.path().join(BEFORE)).unwrap();
+
+        log.line("1", b"second");
+
+        assert_eq!(read(folder.path()).unwrap(), b"[1] first\n[1] second\n");
+    }
+
+    #[test]
+    fn what_is_read_has_no_gap_however_fast_it_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Log::new(folder.path()).unwrap();
+        let is_done = std::sync::atomic::AtomicBool::new(false);
+        let number_of = |line: &[u8]| -> u32 {
+            let end = line.iter().position(|byte| *byte == b']').unwrap();
+            std::str::from_utf8(&line[1..end]).unwrap().parse().unwrap()
+        };
+
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut number = 0;
+                while !is_done.load(std::sync::atomic::Ordering::SeqCst) {
+                    log.line(&number.to_string(), &[b'z'; MAX_LINE_BYTES]);
+                    number += 1;
+                }
+            });
+            let read = std::panic::catch_unwind(|| {
+                for _ in 0..300 {
+                    let bytes = read(folder.path()).unwrap();
+                    let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+                    // The last may be half written.
+                    let whole = lines.filter(|line| line.ends_with(b"\n"));
+                    let numbers: Vec<u32> = whole.map(number_of).collect();
+                    for pair in numbers.windows(2) {
+                        assert_eq!(pair[0] + 1, pair[1]);
+                    }
+                }
+            });
+            is_done.store(true, std::sync::atomic::Ordering::SeqCst);
+            read.unwrap();
+        });
     }
 
     #[test]

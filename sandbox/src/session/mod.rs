@@ -41,6 +41,8 @@ pub use answers::MAX_DETACHED;
 pub use command::{SessionChild, SessionCommand, SessionCommandInfo};
 pub use folder::SessionInfo;
 pub use log::MAX_LOG_FILE_BYTES;
+#[cfg(test)]
+pub(crate) use serve::Pace;
 pub use serve::{MAX_CLIENTS, SessionClaim, SessionEnd, SessionKeep, SessionServer};
 
 /// How long a supervisor may take to end when it is asked to. Then it is killed.
@@ -97,6 +99,15 @@ pub enum SessionError {
         name: String,
         /// Its supervisor's process.
         pid: i32,
+    },
+    /// It was put on disk, and its supervisor has not ended since.
+    #[error(
+        "The session {name:?} is paused, but its supervisor has not ended for {} s: stop it, which leaves what is on disk as it is",
+        STOP_LIMIT.as_secs()
+    )]
+    Lingers {
+        /// Its name.
+        name: String,
     },
     /// The command could not be started.
     #[error(transparent)]
@@ -307,17 +318,23 @@ impl Session {
         })
     }
 
-    /// Puts the sandbox on disk under this name ([`crate::Sandbox::pause`]), and ends the session.
+    /// Puts the sandbox on disk under this name ([`crate::Sandbox::pause`]), and ends the session: waits 10 s for that.
     ///
     /// # Errors
     /// See [`SessionError`].
     pub fn pause(self, name: &str) -> Result<(), SessionError> {
         let name = name.to_owned();
         self.done(&Request::Pause { name })?;
-        self.alive.wait_gone(STOP_LIMIT).map(drop)
+        if self.alive.wait_gone(STOP_LIMIT)? {
+            return Ok(());
+        }
+        Err(SessionError::Lingers {
+            name: self.alive.info.name,
+        })
     }
 
-    /// Ends it, and waits until nothing is left. A supervisor that does not end by itself is killed, and its machine dies with it.
+    /// Ends it, and waits until nothing is left. A supervisor that does not end is told once more after 10 s, by a signal, and killed after 20 s; its
+    /// machine dies with it.
     ///
     /// # Errors
     /// See [`SessionError`].
@@ -383,13 +400,19 @@ impl Session {
             .alive
             .connect()
             .and_then(Connection::new)
-            .map_err(failed)?;
+            .map_err(|source| match source.kind() {
+                // It is there no more, only what it takes down.
+                io::ErrorKind::ConnectionRefused => SessionError::Gone,
+                _ => failed(source),
+            })?;
         if let Some(limit) = limit {
             connection.answers_within(limit).map_err(failed)?;
         }
-        let answered = connection
-            .send(request, descriptors)
-            .and_then(|()| connection.receive());
+        let answered = match connection.send(request, descriptors) {
+            // One that sends clients away does not hear them out, and says why.
+            Ok(()) | Err(WireError::Closed) => connection.receive(),
+            Err(error) => Err(error),
+        };
         match answered {
             Ok((reply, streams)) => Ok((connection, reply, streams)),
             Err(WireError::Version(_)) => Err(SessionError::Version { name: name() }),

@@ -13,11 +13,13 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::time::Timespec;
 
 use super::SessionError;
+use super::answers::MAX_DETACHED;
 use super::folder::{self, Claimed, SessionInfo};
 use super::log::Log;
 use super::root::root;
 use super::wire::{Connection, Reply};
 use crate::sandbox::Sandbox;
+use crate::shared::ANSWER_LIMIT;
 
 /// Most clients at once: each command that somebody waits for is one. More are sent away.
 pub const MAX_CLIENTS: usize = 128;
@@ -46,6 +48,26 @@ pub struct SessionServer {
     listener: UnixListener,
     log: Log,
     idle: Option<Duration>,
+    pace: Pace,
+}
+
+/// How long a supervisor waits for what may not come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    /// Between two looks whether its folder is still there.
+    pub(crate) look_period: Duration,
+    /// For the end of a command that was killed. Then its client and its place are free: a guest that does not tell the end must not be able to
+    /// use them up, or to keep the session from being idle.
+    pub(crate) end_limit: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            look_period: Duration::from_secs(60),
+            end_limit: ANSWER_LIMIT,
+        }
+    }
 }
 
 /// Why a session ended.
@@ -56,6 +78,8 @@ pub enum SessionEnd {
     Sandbox,
     /// Nothing ran in it for the time that was set.
     Idle,
+    /// Its folder was removed: nobody could have reached it any more.
+    Unreachable,
 }
 
 /// What a supervisor's threads know.
@@ -63,6 +87,8 @@ pub enum SessionEnd {
 pub(super) struct Served<'a> {
     pub(super) sandbox: &'a Sandbox,
     pub(super) log: &'a Log,
+    pub(super) pace: Pace,
+    claimed: &'a Claimed,
     table: Mutex<Table>,
 }
 
@@ -74,9 +100,11 @@ pub(super) struct Table {
     next_client: u64,
     /// Commands and copies.
     busy: usize,
+    /// Those of them that are detached commands, also ones that are being started.
+    detached: usize,
     idle_since: Instant,
     is_over: bool,
-    is_idle_end: bool,
+    end: SessionEnd,
 }
 
 #[derive(Debug)]
@@ -84,6 +112,8 @@ pub(super) struct Known {
     pub(super) words: Vec<Vec<u8>>,
     pub(super) started: Instant,
     pub(super) is_detached: bool,
+    /// When it was killed first.
+    pub(super) killed: Option<Instant>,
 }
 
 impl SessionClaim {
@@ -146,6 +176,7 @@ impl SessionClaim {
             listener,
             log,
             idle,
+            pace: Pace::default(),
         })
     }
 }
@@ -161,14 +192,17 @@ impl SessionServer {
         let served = Served {
             sandbox,
             log: &self.log,
+            pace: self.pace,
+            claimed: &self.claimed,
             table: Mutex::new(Table {
                 commands: BTreeMap::new(),
                 clients: BTreeMap::new(),
                 next_client: 0,
                 busy: 0,
+                detached: 0,
                 idle_since: Instant::now(),
                 is_over: false,
-                is_idle_end: false,
+                end: SessionEnd::Sandbox,
             }),
         };
         let (wake, woken) = UnixStream::pair()?;
@@ -183,13 +217,14 @@ impl SessionServer {
             served.finish();
             done
         });
+        let end = served.lock().end;
         // Its folder goes with the claim.
-        drop(self.claimed);
-        let is_idle_end = served.lock().is_idle_end;
-        result.map(|()| match is_idle_end {
-            true => SessionEnd::Idle,
-            false => SessionEnd::Sandbox,
-        })
+        result.map(|()| end)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn at_pace(self, pace: Pace) -> Self {
+        Self { pace, ..self }
     }
 }
 
@@ -198,34 +233,45 @@ impl<'a> Served<'a> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the sandbox's end, ends it itself when it was idle for too long, and wakes who waits for clients by dropping `wake`'s
-    /// writing side.
+    /// Waits for the sandbox's end, ends it itself when it was idle for too long or can't be reached any more, and wakes who waits for clients
+    /// by dropping `wake`'s writing side.
     fn watch(&self, idle: Option<Duration>, wake: &UnixStream) {
+        let mut looked = Instant::now();
         loop {
-            let nap = match idle {
-                None => LONG_NAP,
-                Some(idle) => {
-                    let mut table = self.lock();
-                    let left = match table.busy {
-                        0 => idle.saturating_sub(table.idle_since.elapsed()),
-                        // Whatever runs may end at once, and is then idle for all of it.
-                        _ => idle,
-                    };
-                    table.is_idle_end = table.busy == 0 && left.is_zero();
-                    if table.is_idle_end {
-                        drop(table);
-                        self.sandbox.end();
-                    }
-                    left
+            if looked.elapsed() >= self.pace.look_period {
+                looked = Instant::now();
+                if !self.claimed.refresh() {
+                    self.end_by(SessionEnd::Unreachable);
                 }
-            };
-            if self.sandbox.shared().wait_over(nap.min(LONG_NAP)).is_some() {
+            }
+            let left = idle.map(|idle| self.idle_left(idle));
+            if left.is_some_and(|left| left.is_zero()) {
+                self.end_by(SessionEnd::Idle);
+            }
+            let look_left = self.pace.look_period.saturating_sub(looked.elapsed());
+            let nap = left.map_or(look_left, |left| left.min(look_left));
+            if self.sandbox.shared().wait_over(nap).is_some() {
                 break;
             }
         }
         self.lock().is_over = true;
         // Its reader sees the end.
         let _ = wake.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// How much of the time is left in which nothing may run.
+    fn idle_left(&self, idle: Duration) -> Duration {
+        let table = self.lock();
+        match table.busy {
+            0 => idle.saturating_sub(table.idle_since.elapsed()),
+            // Whatever runs may end at once, and is then idle for all of it.
+            _ => idle,
+        }
+    }
+
+    fn end_by(&self, end: SessionEnd) {
+        self.lock().end = end;
+        self.sandbox.end();
     }
 
     /// Takes clients until the sandbox has ended.
@@ -309,21 +355,43 @@ impl<'a> Served<'a> {
 
     pub(super) fn busy(&self) -> Busy<'_, 'a> {
         self.lock().busy += 1;
-        Busy(self)
+        Busy(self, false)
+    }
+
+    /// For a detached command; `None` where there are [`MAX_DETACHED`] already.
+    pub(super) fn busy_detached(&self) -> Option<Busy<'_, 'a>> {
+        let mut table = self.lock();
+        if table.detached >= MAX_DETACHED {
+            return None;
+        }
+        table.detached += 1;
+        table.busy += 1;
+        Some(Busy(self, true))
+    }
+
+    /// Notes that a command is being killed.
+    pub(super) fn kills(&self, id: u32) {
+        if let Some(known) = self.lock().commands.get_mut(&id) {
+            known.killed.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Whether a command was killed so long ago that its end is not waited for any longer.
+    pub(super) fn is_given_up(&self, id: u32) -> bool {
+        let killed = self.lock().commands.get(&id).and_then(|known| known.killed);
+        killed.is_some_and(|at| at.elapsed() >= self.pace.end_limit)
     }
 }
 
-/// The longest wait at once: for who must look again now and then, and finds nothing.
-const LONG_NAP: Duration = Duration::from_secs(3600);
-
-/// As long as it lives the session is not idle.
+/// As long as it lives the session is not idle; and whether it is for a detached command.
 #[derive(Debug)]
-pub(super) struct Busy<'scope, 'a>(&'scope Served<'a>);
+pub(super) struct Busy<'scope, 'a>(&'scope Served<'a>, bool);
 
 impl Drop for Busy<'_, '_> {
     fn drop(&mut self) {
         let mut table = self.0.lock();
         table.busy = table.busy.saturating_sub(1);
+        table.detached = table.detached.saturating_sub(usize::from(self.1));
         table.idle_since = Instant::now();
     }
 }

@@ -3,7 +3,9 @@
 use std::thread::{self, ScopedJoinHandle};
 
 use super::*;
-use crate::session::{Session, SessionClaim, SessionEnd, SessionError};
+use crate::session::{
+    MAX_CLIENTS, MAX_DETACHED, Pace, Session, SessionClaim, SessionEnd, SessionError,
+};
 
 /// A folder for sessions.
 struct Root(tempfile::TempDir);
@@ -31,6 +33,14 @@ fn served(
     idle: Option<Duration>,
     client: impl FnOnce(&Root, &Peer, &mut UnixStream, &ScopedJoinHandle<'_, SessionEnd>),
 ) -> SessionEnd {
+    served_at(Pace::default(), idle, client)
+}
+
+fn served_at(
+    pace: Pace,
+    idle: Option<Duration>,
+    client: impl FnOnce(&Root, &Peer, &mut UnixStream, &ScopedJoinHandle<'_, SessionEnd>),
+) -> SessionEnd {
     let root = Root::new();
     let (sandbox, peer, mut agent) = ready_sandbox(None);
     let claim = SessionClaim::below(&root.path(), "dev").unwrap();
@@ -38,7 +48,7 @@ fn served(
         root.open().unwrap().commands(),
         Err(SessionError::NotReady { .. })
     ));
-    let server = claim.listen(&sandbox, None, idle).unwrap();
+    let server = claim.listen(&sandbox, None, idle).unwrap().at_pace(pace);
     let end = thread::scope(|scope| {
         let serving = scope.spawn(|| server.run(&sandbox).unwrap());
         // An expectation that is not met ends the test, too.
@@ -211,4 +221,139 @@ fn a_client_that_says_nothing_keeps_nobody_from_the_end() {
 
         drop(silent);
     });
+}
+
+/// A supervisor that has no patience.
+fn hasty() -> Pace {
+    Pace {
+        look_period: Duration::from_millis(50),
+        end_limit: Duration::from_millis(50),
+    }
+}
+
+#[test]
+fn a_guest_that_does_not_tell_the_end_of_what_was_killed_keeps_no_place() {
+    const IDLE: Duration = Duration::from_millis(300);
+    let end = served_at(hasty(), Some(IDLE), |root, peer, agent, serving| {
+        let session = root.open().unwrap();
+        let (child, _streams) = thread::scope(|scope| {
+            let spawning = scope.spawn(|| session.command("a").spawn().unwrap());
+            let started = start(peer, agent);
+            (spawning.join().unwrap(), started)
+        });
+        let (id, mut kept) = thread::scope(|scope| {
+            let spawning = scope.spawn(|| session.command("b").spawn_detached().unwrap());
+            let started = start(peer, agent);
+            (spawning.join().unwrap(), started)
+        });
+        // What is not killed is waited for.
+        thread::sleep(2 * IDLE);
+        assert_eq!(session.commands().unwrap().len(), 2);
+
+        drop(child);
+        session.signal(id, None).unwrap();
+
+        kept.1.write_all(b"line\n").unwrap();
+        let begun = Instant::now();
+        let mut log = Vec::new();
+        while !serving.is_finished() {
+            assert!(begun.elapsed() < SOON);
+            log = session
+                .log()
+                .ok()
+                .filter(|log| !log.is_empty())
+                .unwrap_or(log);
+            thread::sleep(Duration::from_millis(5));
+        }
+        let log = String::from_utf8(log).unwrap();
+        let last = format!("[session] Command {id} was killed, and the guest has not told its end");
+        assert!(log.contains(&last), "{log}");
+    });
+    assert_eq!(end, SessionEnd::Idle);
+}
+
+#[test]
+fn detached_commands_that_are_being_started_count() {
+    served(None, |root, _, agent, _| {
+        let session = root.open().unwrap();
+        thread::scope(|scope| {
+            for _ in 0..MAX_DETACHED {
+                scope.spawn(|| {
+                    let refused = session.command("a").spawn_detached().unwrap_err();
+                    assert!(matches!(refused, SessionError::Spawn(_)), "{refused}");
+                });
+            }
+            for _ in 0..MAX_DETACHED {
+                assert!(matches!(hear(agent), ToAgent::Spawn(_)));
+            }
+
+            let refused = session.command("a").spawn_detached().unwrap_err();
+
+            let said = refused.to_string();
+            assert!(said.contains("64 detached commands already"), "{said}");
+            root.open().unwrap().stop().unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_client_too_many_is_told_so() {
+    served(None, |root, _, _, _| {
+        let socket = root.path().join("dev/socket");
+        let session = root.open().unwrap();
+        let silent: Vec<_> = (0..MAX_CLIENTS)
+            .map(|_| UnixStream::connect(&socket).unwrap())
+            .collect();
+
+        for _ in 0..50 {
+            let said = session.commands().unwrap_err().to_string();
+            assert!(said.contains("128 clients already"), "{said}");
+        }
+
+        drop(silent);
+        let begun = Instant::now();
+        while session.commands().is_err() {
+            assert!(begun.elapsed() < SOON);
+            thread::sleep(Duration::from_millis(5));
+        }
+        session.stop().unwrap();
+    });
+}
+
+#[test]
+fn a_session_whose_folder_is_gone_ends() {
+    let end = served_at(hasty(), None, |root, _, _, serving| {
+        thread::sleep(4 * hasty().look_period);
+        assert!(!serving.is_finished());
+
+        std::fs::remove_dir_all(root.path().join("dev")).unwrap();
+    });
+    assert_eq!(end, SessionEnd::Unreachable);
+}
+
+#[test]
+fn a_name_that_is_kept_is_free_when_all_is_taken_down() {
+    let root = Root::new();
+    let (sandbox, _peer, _agent) = ready_sandbox(None);
+    let claim = SessionClaim::below(&root.path(), "dev").unwrap();
+    let keep = claim.keep();
+    let server = claim.listen(&sandbox, None, None).unwrap();
+    let session = root.open().unwrap();
+    sandbox.end();
+    server.run(&sandbox).unwrap();
+
+    assert!(matches!(session.commands(), Err(SessionError::Gone)));
+    assert!(matches!(
+        SessionClaim::below(&root.path(), "dev"),
+        Err(SessionError::Exists { .. })
+    ));
+    thread::scope(|scope| {
+        let stopping = scope.spawn(|| session.stop());
+        thread::sleep(Duration::from_millis(200));
+        assert!(!stopping.is_finished());
+        drop(keep);
+        stopping.join().unwrap().unwrap();
+    });
+
+    assert_eq!(root.left(), 0);
 }
