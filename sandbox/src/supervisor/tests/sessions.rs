@@ -305,8 +305,11 @@ fn a_client_too_many_is_told_so() {
             .map(|_| UnixStream::connect(&socket).unwrap())
             .collect();
 
-        for _ in 0..50 {
-            let said = session.commands().unwrap_err().to_string();
+        // Also one that has not said all of it when it is sent away.
+        for bytes in [0, 2 << 20] {
+            let argument = "x".repeat(bytes);
+            let refused = session.command("a").arg(argument).spawn().unwrap_err();
+            let said = refused.to_string();
             assert!(said.contains("128 clients already"), "{said}");
         }
 
