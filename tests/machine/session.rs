@@ -476,8 +476,8 @@ fn a_resume_that_is_interrupted_loses_nothing() {
     let keep = ["sh", "-c", "echo kept > /tmp/note"];
     sessions.exec(&keep).done().expect(0);
     sessions.call(["pause", "dev"]).done().expect(0);
-    // A resume that is on its way, and its supervisor.
-    let resume = || {
+    // A resume that is on its way, and its supervisor, which is not the one of before.
+    let resume = |before: u32| {
         let mut command = sessions.command(&["resume", "dev"]);
         let caller = command.stderr(Stdio::piped()).spawn().unwrap();
         let record = sessions.0.path().join("sandvmm/sessions/dev/record");
@@ -485,7 +485,9 @@ fn a_resume_that_is_interrupted_loses_nothing() {
         eventually(HUNG_AFTER, "the name is taken", || {
             let read = std::fs::read(&record).unwrap_or_default();
             info = serde_json::from_slice(&read).unwrap_or_default();
-            info["pid"].is_u64()
+            info["pid"]
+                .as_u64()
+                .is_some_and(|pid| pid != u64::from(before))
         });
         (
             caller,
@@ -493,12 +495,15 @@ fn a_resume_that_is_interrupted_loses_nothing() {
         )
     };
 
-    let (caller, supervisor) = resume();
+    let (caller, supervisor) = resume(0);
+    while !catches(supervisor, Signal::TERM) {}
     signal(supervisor, Signal::TERM);
     let ended = caller.wait_with_output().unwrap();
-    assert_ne!(ended.status.code(), Some(0), "{ended:?}");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(125), "{said}");
+    assert!(said.contains("it is paused as before"), "{said}");
 
-    let (mut caller, _) = resume();
+    let (mut caller, _) = resume(supervisor);
     caller.kill().unwrap();
     caller.wait().unwrap();
     eventually(HUNG_AFTER, "it goes on without its caller", || {
@@ -507,6 +512,16 @@ fn a_resume_that_is_interrupted_loses_nothing() {
 
     let read = sessions.exec(&["cat", "/tmp/note"]).done().expect(0);
     assert_eq!(read.text(), "kept\n");
+}
+
+/// Whether a process has a handler for a signal (proc_pid_status(5)).
+fn catches(pid: u32, signal: Signal) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigCgt:"))
+        .unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
 }
 
 #[test]
