@@ -1,17 +1,16 @@
 //! What a session's supervisor does for a client.
 
 use std::ffi::OsStr;
-use std::net::Shutdown;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::{self, Scope};
 use std::time::Instant;
 
 use protocol::message::ToAgent;
+use rustix::net::{Shutdown, shutdown};
 
 use super::sentence;
 use super::serve::{Busy, InList, Known, Served};
@@ -262,41 +261,42 @@ impl<'a> Served<'a> {
         guards: (Busy<'scope, 'a>, InList<'scope, 'a>),
     ) {
         let id = child.id();
-        let streams = [
-            child.stdout.take().map(OwnedFd::from),
-            child.stderr.take().map(OwnedFd::from),
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let ends = [
+            stdout.as_ref().map(AsFd::as_fd),
+            stderr.as_ref().map(AsFd::as_fd),
         ];
-        let streams: Vec<Arc<UnixStream>> = streams
-            .into_iter()
-            .flatten()
-            .map(|stream| Arc::new(stream.into()))
-            .collect();
-        // Nothing is sent: that all who could are gone says that both streams are over.
+        let ends = ends.into_iter().flatten();
+        let ends: io::Result<Vec<OwnedFd>> = ends.map(|end| end.try_clone_to_owned()).collect();
+        // Nothing is sent: that both who could are gone says that both streams are over.
         let (copying, copied) = channel::<()>();
-        let mut started = Ok(());
-        for stream in &streams {
-            let (stream, copying) = (Arc::clone(stream), copying.clone());
-            let thread = thread::Builder::new().name("log".into());
-            started = started.and_then(|()| {
-                thread
-                    .spawn_scoped(scope, move || {
-                        self.log.copy(&id.to_string(), &*stream);
-                        drop(copying);
-                    })
-                    .map(drop)
-            });
-        }
-        drop(copying);
+        let copies = copying.clone();
+        let thread = || thread::Builder::new().name("log".into());
+        let started = ends.and_then(|ends| {
+            thread().spawn_scoped(scope, move || {
+                if let Some(stream) = stdout {
+                    self.log.copy(&id.to_string(), stream);
+                }
+                drop(copying);
+            })?;
+            thread().spawn_scoped(scope, move || {
+                if let Some(stream) = stderr {
+                    self.log.copy(&id.to_string(), stream);
+                }
+                drop(copies);
+            })?;
+            Ok(ends)
+        });
         let thread = thread::Builder::new().name("detached".into());
-        let started = started.and_then(|()| {
+        let started = started.and_then(|ends| {
             thread.spawn_scoped(scope, move || {
                 let completion = self.wait(&child);
                 while let Err(RecvTimeoutError::Timeout) = copied.recv_timeout(self.pace.end_limit)
                 {
                     if self.is_given_up(id) {
                         // The guest does not end them. One that is over already needs no end.
-                        for stream in &streams {
-                            let _ = stream.shutdown(Shutdown::Both);
+                        for end in &ends {
+                            let _ = shutdown(end, Shutdown::Both);
                         }
                     }
                 }

@@ -24,7 +24,7 @@ use crate::shared::ANSWER_LIMIT;
 /// Most clients at once: each command that somebody waits for is one. More are sent away.
 pub const MAX_CLIENTS: usize = 128;
 
-/// Pause after a client that could not be taken for want of descriptors or threads.
+/// Pause after a client that could not be taken for want of descriptors or threads, and shortest one between two looks at what runs.
 const RECOVERY: Duration = Duration::from_millis(100);
 
 /// A name that is taken, for a session that is still to be made. Dropping it frees the name.
@@ -264,13 +264,18 @@ impl<'a> Served<'a> {
         let table = self.lock();
         match table.busy {
             0 => idle.saturating_sub(table.idle_since.elapsed()),
-            // Whatever runs may end at once, and is then idle for all of it.
-            _ => idle,
+            // Whatever runs may end at once, and is then idle for all of it. That is some time, whatever was asked for.
+            _ => idle.max(RECOVERY),
         }
     }
 
     fn end_by(&self, end: SessionEnd) {
-        self.lock().end = end;
+        let mut table = self.lock();
+        // The first reason is the one.
+        if table.end == SessionEnd::Sandbox {
+            table.end = end;
+        }
+        drop(table);
         self.sandbox.end();
     }
 
