@@ -305,7 +305,11 @@ impl HttpGuard {
         };
         let is_same_port = port.is_none_or(|port| port == self.port.to_string());
         let is_same_host = match &self.target {
-            Target::Name(name) => name.as_str().eq_ignore_ascii_case(host),
+            // A program that names the root as well is right; who gets a secret is named in one way.
+            Target::Name(name) => {
+                let dotless = host.strip_suffix('.').filter(|_| !self.is_opened);
+                name.as_str().eq_ignore_ascii_case(dotless.unwrap_or(host))
+            }
             address @ Target::Address(_) => address.to_string() == host,
         };
         if is_same_host && is_same_port {

@@ -56,10 +56,9 @@ fn another_host_is_refused_on_every_request() {
         "GET / HTTP/1.1\r\nHost: b.example\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.example:81\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.example:\r\n\r\n",
-        "GET / HTTP/1.1\r\nHost: a.example.\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a.example..\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: ａ.example\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a。example\r\n\r\n",
-        "GET http://a.example./ HTTP/1.1\r\nHost: a.example\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.example@b.example\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.example, b.example\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.example/b.example\r\n\r\n",
@@ -82,6 +81,17 @@ fn another_host_is_refused_on_every_request() {
             "{second}"
         );
     }
+}
+
+#[test]
+fn a_host_with_the_root_passes_but_not_beside_a_secret() {
+    let request = "GET / HTTP/1.1\r\nHost: a.example.\r\n\r\n";
+    all_pass(request.as_bytes()).unwrap();
+    let target = Target::Name(HostName::parse("a.example").unwrap());
+
+    let error = HttpGuard::opened(target, 443).pass(request.as_bytes());
+
+    assert!(matches!(error, Err(HttpError::OtherHost(_))), "{error:?}");
 }
 
 #[test]
