@@ -99,11 +99,7 @@ impl Cgroup {
     fn below(parent: &Path, bounds: Bounds) -> io::Result<Self> {
         delegate(parent)?;
         let path = parent.join(new_name()?);
-        // Groups that were left behind may be in the way (`cgroup.max.descendants`).
-        fs::create_dir(&path).or_else(|_| {
-            sweep(parent);
-            fs::create_dir(&path)
-        })?;
+        fs::create_dir(&path)?;
         // From here on, whatever fails removes it.
         let folder = match File::open(&path) {
             Ok(folder) => folder,
