@@ -11,7 +11,7 @@
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -68,6 +68,15 @@ pub struct Ran {
     pub stderr: String,
     /// From the call to the end.
     pub wall: Duration,
+}
+
+/// Where the command is.
+pub fn program() -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|folder| folder.join("sandvmm"))
+        .find(|file| file.is_file())
+        .expect("sandvmm is on PATH")
 }
 
 /// `sandvmm run` with these arguments.

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use sandvmm_tests::{Background, eventually, is_alive, run};
+use sandvmm_tests::{Background, eventually, is_alive, program, run};
 
 fn running() -> Background {
     let mut machine = Background::run(["--timeout", "0", "--", "sh", "-c", "echo up; sleep 1000"]);
@@ -164,18 +164,13 @@ fn a_user_who_may_not_open_kvm_is_told_and_leaves_nothing() {
     const NOBODY: u32 = 65534;
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
-    let path = std::env::var_os("PATH").unwrap();
-    let command = std::env::split_paths(&path)
-        .map(|folder| folder.join("sandvmm"))
-        .find(|file| file.is_file())
-        .unwrap();
     // The folder of the build may be closed to others.
-    let program = folder.path().join("sandvmm");
-    std::fs::copy(command, &program).unwrap();
+    let copy = folder.path().join("sandvmm");
+    std::fs::copy(program(), &copy).unwrap();
     let count = || std::fs::read_dir(folder.path()).unwrap().count();
     let before = count();
 
-    let output = Command::new(&program)
+    let output = Command::new(&copy)
         .args(["run", "--", "true"])
         .env("TMPDIR", folder.path())
         .current_dir(folder.path())

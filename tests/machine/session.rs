@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use pty_process::Size;
 use rustix::process::{Pid, Signal, Uid, kill_process};
 use rustix::thread::set_thread_res_uid;
-use sandvmm_tests::{Background, Call, HUNG_AFTER, children_of, eventually, is_alive, sandvmm};
+use sandvmm_tests::{
+    Background, Call, HUNG_AFTER, children_of, eventually, is_alive, program, sandvmm,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -560,14 +562,9 @@ fn it_holds_nothing_of_who_started_it() {
 fn nobody_else_is_served() {
     const NOBODY: u32 = 65534;
     let sessions = Sessions::dev(&[]);
-    let path = std::env::var_os("PATH").unwrap();
-    let program = std::env::split_paths(&path)
-        .map(|folder| folder.join("sandvmm"))
-        .find(|file| file.is_file())
-        .unwrap();
     let copy = tempfile::tempdir().unwrap();
     std::fs::set_permissions(copy.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    std::fs::copy(program, copy.path().join("sandvmm")).unwrap();
+    std::fs::copy(program(), copy.path().join("sandvmm")).unwrap();
     let output = Command::new(copy.path().join("sandvmm"))
         .args(["exec", "dev", "--", "true"])
         .env("XDG_RUNTIME_DIR", sessions.0.path())

@@ -52,12 +52,7 @@ pub(super) enum MendError {
 pub(super) fn mend(program: &Path) -> Result<(), MendError> {
     let mut code = std::fs::read(program)?;
     take_out(&mut code)?;
-    // The old file may have other names in a cache: a new one takes its place.
-    let mended = program.with_extension("mended");
-    std::fs::copy(program, &mended)?;
-    std::fs::write(&mended, code)?;
-    std::fs::rename(&mended, program)?;
-    Ok(())
+    Ok(std::fs::write(program, code)?)
 }
 
 fn take_out(code: &mut [u8]) -> Result<(), MendError> {
