@@ -241,9 +241,7 @@ fn boots(runs: u32, whole_alone: bool) -> String {
 
 /// A command for the emulated host that runs `measurement` again where it does not end in time.
 ///
-/// A QEMU that is not mended (`xtask/src/host/mend.rs`) keeps the vector of an interrupt that the host injected into a guest, and delivers it again when the
-/// count of instructions makes it leave its loop before the guest's next exit. The guest's kernel, interrupted where it can't be,
-/// then waits for itself: about one boot in forty.
+/// Where QEMU could not be mended (`crate::host`), about one boot in forty hangs while instructions are counted.
 fn tried(measurement: &str, max_ms: u32) -> String {
     let again = format!(
         "timeout {}.{:03} {measurement}",

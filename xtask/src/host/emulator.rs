@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::Command;
 
-use super::mend::{self, MendError};
+use super::mend::{self, MendError, STORES};
 use crate::cache::{Cache, Key};
 use crate::packages::release::{self, ReleaseError};
 use crate::packages::{self, Need, PackageError};
@@ -13,10 +13,8 @@ use crate::tool;
 
 /// Name of the program, installed and in a package.
 const PROGRAM: &str = "qemu-system-x86_64";
-/// The least version in whose nested virtualization guests live long enough. In QEMU 10.0.2 some hundred boots kill the host's kernel
-/// (an interrupt between a guest's exit and the return of that kernel's own GS base), and one of 12 guests with two processors ends
-/// in a triple fault; in 10.0.13 a guest still hangs or ends in a triple fault once in some hundred commands, perhaps since VMRUN
-/// sets a bit of the processor's pending interrupts without the lock that other threads have for it.
+/// The least version of which, [mended](mend), no fault is known. Before 10.2 VMRUN sets a bit of the processor's pending interrupts
+/// without the lock that other threads have for it, so that one of theirs may be lost.
 const VERSION_MIN: Version = (11, 1, 3);
 /// The Debian release whose QEMU is new enough, its part that has it, and the package.
 const RELEASE: &str = "trixie";
@@ -80,9 +78,10 @@ impl Emulator {
     /// The QEMU of a newer Debian, without what is wrong in it.
     fn newer(cache: &Cache, progress: &Progress) -> Result<Self, NewerError> {
         let min = shown(VERSION_MIN);
+        let mended = STORES.map(|store| store.code);
         let root = cache.entry(
             "host-qemu",
-            &Key::of([SUITE, PACKAGE, &*min, mend::INJECTION]),
+            &Key::of([SUITE, PACKAGE, &*min].into_iter().chain(mended)),
             |staging| -> Result<(), NewerError> {
                 let _step = progress.begin("Getting a newer QEMU for the emulated host");
                 release::unpack(RELEASE, SUITE, PACKAGE, staging)?;
