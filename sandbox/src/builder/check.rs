@@ -1,0 +1,138 @@
+//! Which options are possible, alone and together.
+
+use vmm::memory::{MAX_MEMORY_MIB, MIN_MEMORY_MIB};
+use vmm::mptable::MAX_VCPUS;
+
+use super::{DEFAULT_HOSTNAME, SandboxBuilder};
+use crate::error::StartError;
+
+/// Longest host name in bytes (Linux's `__NEW_UTS_LEN`).
+const MAX_HOSTNAME_BYTES: usize = 64;
+
+impl SandboxBuilder {
+    pub(super) fn check_options(&self) -> Result<(), StartError> {
+        let invalid = |sentence: String| Err(StartError::InvalidOption { sentence });
+        if !(1..=MAX_VCPUS).contains(&self.cpus) {
+            return invalid(format!(
+                "{} processors are not possible: 1 to {MAX_VCPUS} are",
+                self.cpus
+            ));
+        }
+        if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&self.memory_mib) {
+            return invalid(format!(
+                "{} MiB of memory are not possible: {MIN_MEMORY_MIB} to {MAX_MEMORY_MIB} are",
+                self.memory_mib
+            ));
+        }
+        if let Some(template) = &self.template {
+            let inputs = &template.manifest().inputs;
+            if self.size() != (inputs.cpus, inputs.memory_mib)
+                || self.kernel.is_some()
+                || self.initrd.is_some()
+                || self.rootfs.is_some()
+                || self.workspace.is_some()
+                || self.scratch_disk_mib.is_some()
+            {
+                return invalid(format!(
+                    "A fork has what its template was built with: {} processors, {} MiB of memory, its images and no \
+                     workspace",
+                    inputs.cpus, inputs.memory_mib
+                ));
+            }
+        }
+        if self.workspace.is_some() && self.scratch_disk_mib.is_some() {
+            return invalid(
+                "What is written is kept in a workspace or on a scratch disk, not on both"
+                    .to_owned(),
+            );
+        }
+        if self.timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return invalid(
+                "A time of 0 is over before it begins: give none for no end".to_owned(),
+            );
+        }
+        if self.cpu_time.is_some_and(|limit| limit.is_zero()) {
+            return invalid(
+                "A processor time of 0 is used up before it begins: give none for no bound"
+                    .to_owned(),
+            );
+        }
+        let hostname = self.hostname.as_deref().unwrap_or(DEFAULT_HOSTNAME);
+        let name = hostname.as_bytes();
+        let is_name = (1..=MAX_HOSTNAME_BYTES).contains(&name.len())
+            && name
+                .iter()
+                .all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
+            && name.first() != Some(&b'-')
+            && name.last() != Some(&b'-');
+        if !is_name {
+            return invalid(format!(
+                "{hostname:?} is no host name: 1 to {MAX_HOSTNAME_BYTES} letters, digits and hyphens, none of these at an \
+                 end"
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::sandbox::Sandbox;
+
+    fn refused(builder: SandboxBuilder) -> String {
+        match builder.start().unwrap_err() {
+            StartError::InvalidOption { sentence } => sentence,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn processors_outside_the_bounds_are_refused() {
+        for cpus in [0, 33, 255] {
+            let sentence = refused(Sandbox::builder().cpus(cpus));
+            assert!(
+                sentence.starts_with(&format!("{cpus} processors")),
+                "{sentence}"
+            );
+        }
+    }
+
+    #[test]
+    fn memory_outside_the_bounds_is_refused() {
+        for memory_mib in [0, MIN_MEMORY_MIB - 1, MAX_MEMORY_MIB + 1, u32::MAX] {
+            let sentence = refused(Sandbox::builder().memory_mib(memory_mib));
+            assert!(sentence.contains("MiB of memory"), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn names_that_no_host_can_have_are_refused() {
+        for name in ["", "-a", "a-", "a b", "a\0", "ä", "a.b", &"a".repeat(65)] {
+            let sentence = refused(Sandbox::builder().hostname(name));
+            assert!(sentence.contains("is no host name"), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn no_time_at_all_is_refused() {
+        let sentence = refused(Sandbox::builder().timeout(Some(Duration::ZERO)));
+        assert!(sentence.contains("over before it begins"), "{sentence}");
+    }
+
+    #[test]
+    fn options_at_their_bounds_are_taken() {
+        for (cpus, memory_mib, name) in [
+            (1, MIN_MEMORY_MIB, "a".to_owned()),
+            (MAX_VCPUS, MAX_MEMORY_MIB, "A1-".repeat(21) + "z"),
+        ] {
+            let builder = Sandbox::builder()
+                .cpus(cpus)
+                .memory_mib(memory_mib)
+                .hostname(name);
+            builder.check_options().unwrap();
+        }
+    }
+}
