@@ -44,6 +44,7 @@ mod pool;
 mod program;
 mod publish;
 mod python;
+mod randomness;
 mod sandbox;
 mod save;
 mod scratch;

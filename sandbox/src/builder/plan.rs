@@ -13,9 +13,10 @@ use crate::file::{self, Role};
 use crate::host;
 use crate::images::Images;
 use crate::program;
+use crate::randomness::random_bytes;
 use crate::sandbox::Origin;
 use crate::scratch;
-use crate::supervisor::{Plan, random_bytes};
+use crate::supervisor::Plan;
 use crate::template::ForkFiles;
 
 /// What the guest's kernel prints: panics and errors alone, since each byte costs time; or all of it, when

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use protocol::message::{Configure, FromAgent, Hello, Restored, Resume, ToAgent};
 
-use super::{Reason, Supervisor, random_bytes, system};
+use super::start::system;
+use super::{Reason, Supervisor};
 use crate::builder::DEFAULT_HOSTNAME;
 use crate::clock::{guest_init_ns, nanos, now_ns, realtime_ns};
 use crate::control_stream::Received;
 use crate::crash::{Crash, CrashKind};
 use crate::error::StartError;
 use crate::event::EventKind;
+use crate::randomness::random_bytes;
 use crate::shared::frame_of;
 use crate::state::{Phase, State};
 use crate::text::one_line;

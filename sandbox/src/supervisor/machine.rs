@@ -6,7 +6,8 @@ use std::time::Duration;
 use protocol::port;
 use vmm::control::{ControlError, FromMachine, Taken};
 
-use super::{MAX_LAST_PIECES, Reason, Supervisor, system};
+use super::start::system;
+use super::{MAX_LAST_PIECES, Reason, Supervisor};
 use crate::clock::now_ns;
 use crate::control_stream::ControlStream;
 use crate::crash::{Crash, CrashKind};

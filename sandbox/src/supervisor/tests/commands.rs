@@ -1,6 +1,148 @@
-//! Commands without a handle, and handles of them.
+//! Commands: how they run and end, and what becomes of them without a handle.
 
 use super::*;
+
+#[test]
+fn a_command_runs_writes_and_ends() {
+    let (sandbox, peer, mut agent) = ready_sandbox(None);
+    let (mut child, mut stdout, stderr) = running(&sandbox, &peer, &mut agent);
+    stdout.write_all(b"out\xff").unwrap();
+    drop((stdout, stderr));
+    say(&mut agent, &exited(child.id(), ExitStatus::Code(7), 0));
+
+    let completion = child.wait();
+    let mut read = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut read).unwrap();
+
+    assert_eq!(read, b"out\xff");
+    assert_eq!(completion.outcome, Outcome::Exited(7));
+    assert_eq!(completion.usage.cpu_time, Duration::from_micros(1500));
+    assert_eq!(completion.usage.peak_memory_bytes, 4096);
+    let clocks = child.wait().clocks;
+    assert!(clocks.started < clocks.exited);
+    assert!(clocks.first_output.is_some());
+    assert_eq!(sandbox.clocks().first_output, clocks.first_output);
+}
+
+#[test]
+fn what_is_asked_for_arrives_as_it_was_said() {
+    let (sandbox, _peer, mut agent) = ready_sandbox(None);
+    let spawn = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            sandbox
+                .command("/bin/p")
+                .args(["a", "b"])
+                .env("K", "1")
+                .env("K", "2")
+                .current_dir("/d")
+                .file("f", 0o755, b"c")
+                .user("0:0")
+                .pty(80, 25)
+                .spawn()
+        });
+        let heard = hear(&mut agent);
+        sandbox.end();
+        heard
+    });
+
+    assert_eq!(
+        spawn,
+        ToAgent::Spawn(Spawn {
+            command_id: 1,
+            program: b"/bin/p".to_vec(),
+            args: vec![b"a".to_vec(), b"b".to_vec()],
+            env: vec![(b"K".to_vec(), b"2".to_vec())],
+            cwd: Some(b"/d".to_vec()),
+            user: Some("0:0".to_owned()),
+            stdio: protocol::message::Stdio::Terminal(protocol::message::TerminalSize {
+                columns: 80,
+                rows: 25
+            }),
+            file: Some(protocol::message::NewFile {
+                path: b"f".to_vec(),
+                mode: 0o755,
+                content: b"c".to_vec(),
+            }),
+        })
+    );
+}
+
+#[test]
+fn a_command_that_does_not_start_says_why_and_may_be_tried_again() {
+    let (sandbox, _peer, mut agent) = ready_sandbox(None);
+    let error = std::thread::scope(|scope| {
+        let spawning = scope.spawn(|| sandbox.command("absent").spawn());
+        let ToAgent::Spawn(spawn) = hear(&mut agent) else {
+            panic!("no spawn came");
+        };
+        let failed = FromAgent::SpawnFailed {
+            command_id: spawn.command_id,
+            kind: SpawnFailure::NotFound,
+            message: "No program absent".to_owned(),
+        };
+        say(&mut agent, &failed);
+        spawning.join().unwrap().unwrap_err()
+    });
+
+    assert!(matches!(&error, SpawnError::NotFound(message) if message == "No program absent"));
+    assert!(!error.may_have_run());
+}
+
+#[test]
+fn lack_of_memory_is_told_apart_from_a_signal() {
+    let (sandbox, peer, mut agent) = ready_sandbox(None);
+    for (status, oom_kills, expected) in [
+        (
+            ExitStatus::Signal(9),
+            1,
+            Outcome::OutOfMemory {
+                status: crate::ExitStatus::Signal(9),
+            },
+        ),
+        (
+            ExitStatus::Code(1),
+            2,
+            Outcome::OutOfMemory {
+                status: crate::ExitStatus::Code(1),
+            },
+        ),
+        (ExitStatus::Code(0), 1, Outcome::Exited(0)),
+        (ExitStatus::Signal(9), 0, Outcome::Signaled(9)),
+    ] {
+        let (mut child, _stdout, _stderr) = running(&sandbox, &peer, &mut agent);
+        say(&mut agent, &exited(child.id(), status, oom_kills));
+        assert_eq!(child.wait().outcome, expected);
+    }
+}
+
+#[test]
+fn a_stream_that_nobody_wants_does_not_hold_the_command_up() {
+    let (sandbox, peer, mut agent) = ready_sandbox(None);
+    let (mut stdout, mut child) = std::thread::scope(|scope| {
+        let spawning = scope.spawn(|| sandbox.command("loud").stdout(Stdio::null()).spawn());
+        let ToAgent::Spawn(spawn) = hear(&mut agent) else {
+            panic!("no spawn came");
+        };
+        let (stdout, _) = peer.accept();
+        let (_stderr, _) = peer.accept();
+        let command_id = spawn.command_id;
+        say(
+            &mut agent,
+            &FromAgent::Spawned {
+                command_id,
+                warm: false,
+            },
+        );
+        (stdout, spawning.join().unwrap().unwrap())
+    });
+
+    stdout.set_write_timeout(Some(SOON)).unwrap();
+    stdout.write_all(&vec![b'x'; 4 << 20]).unwrap();
+    say(&mut agent, &exited(child.id(), ExitStatus::Code(0), 0));
+
+    assert!(child.stdout.is_none());
+    assert_eq!(child.wait().outcome, Outcome::Exited(0));
+}
 
 #[test]
 fn a_handle_that_is_dropped_takes_its_command_with_it_and_one_that_has_ended_is_left_alone() {
