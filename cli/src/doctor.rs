@@ -2,16 +2,24 @@
 
 use std::fmt::Write;
 
+use clap::Args;
 use sandvmm::host::{Check, HostReport, Status};
 use serde::Serialize;
 
-use crate::args::DoctorArgs;
 use crate::cell::CellReport;
 use crate::escape::escape;
 use crate::output;
 
 /// Exit code when this machine can't.
 const UNFIT: u8 = 1;
+
+/// `sandvmm doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// The object of `doctor --json`.
 #[derive(Debug, Serialize)]

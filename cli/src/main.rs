@@ -24,7 +24,8 @@ use std::time::Instant;
 
 use clap::Parser;
 
-use crate::args::{Bench, Cli, Task};
+use crate::args::{Cli, Task};
+use crate::bench::args::Bench;
 
 fn main() -> ExitCode {
     let called_at = Instant::now();

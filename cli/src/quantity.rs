@@ -19,6 +19,16 @@ pub(crate) enum QuantityError {
     TooLarge,
 }
 
+/// A time-out; `None` is none at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Timeout(pub(crate) Option<Duration>);
+
+impl Timeout {
+    pub(crate) fn parse(text: &str) -> Result<Self, QuantityError> {
+        parse_timeout(text).map(Self)
+    }
+}
+
 /// Reads a duration: numbers with the units `h`, `m`, `s` and `ms`, one after the other (`1m30s`,
 /// `1.5s`), or a bare number of seconds. `0` is no limit: `None`.
 ///

@@ -1,5 +1,7 @@
 //! `sandvmm template`: builds, lists, shows, checks and removes templates; and which of them a run forks.
 
+pub(crate) mod args;
+
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -7,8 +9,9 @@ use sandvmm::template::Manifest;
 use sandvmm::{SandboxBuilder, Template, TemplateError};
 use serde::Serialize;
 
-use crate::args::{MachineArgs, SandboxArgs, TemplateBuildArgs, TemplateTask};
+use crate::args::{MachineArgs, SandboxArgs};
 use crate::{machine, notice, output};
+use args::{TemplateBuildArgs, TemplateTask};
 
 /// Exit code where a template can't be built or used.
 const FAILED: u8 = 125;

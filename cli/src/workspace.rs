@@ -2,14 +2,26 @@
 
 use std::fmt::Write;
 
+use clap::Subcommand;
 use sandvmm::{Workspace, WorkspaceError};
 
-use crate::args::WorkspaceTask;
 use crate::notice;
 use crate::output;
 
 /// Exit code when it could not be done.
 const FAILED: u8 = 125;
+
+/// What to do with workspaces.
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorkspaceTask {
+    /// Show all: name, bytes on this disk, most bytes, and whether a run has it
+    List,
+    /// Remove one with all that is in it
+    Rm {
+        /// Its name
+        name: String,
+    },
+}
 
 /// Does it, and gives the exit code.
 pub(crate) fn workspace(task: &WorkspaceTask) -> u8 {

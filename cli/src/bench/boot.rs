@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use sandvmm::Clocks;
 
+use super::args::BenchBootArgs;
 use super::{GREETING, Measured, check, measure};
-use crate::args::{BenchBootArgs, MachineArgs};
+use crate::args::MachineArgs;
 use crate::{machine, notice};
 
 /// Boots, prints, and gives the exit code.

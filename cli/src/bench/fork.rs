@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use sandvmm::{Clocks, Pool, Sandbox, Template, TemplateError};
 
+use super::args::BenchForkArgs;
 use super::{FAILED, GREETING, Measured, check, measure};
-use crate::args::{BenchForkArgs, MachineArgs};
+use crate::args::MachineArgs;
 use crate::{machine, notice};
 
 /// What each fork runs.

@@ -1,5 +1,6 @@
 //! `sandvmm bench`: machines, one after another, and when each phase of their lives was reached.
 
+pub(crate) mod args;
 mod boot;
 mod fork;
 mod statistics;

@@ -3,6 +3,7 @@
 //! A thread reads lines, one waits for signals; the main thread puts code together, has it run and shows what it comes to. A Ctrl-C
 //! interrupts code that runs, and else drops what was typed.
 
+pub(crate) mod args;
 mod show;
 
 use std::error::Error;
@@ -14,9 +15,9 @@ use std::time::Instant;
 
 use sandvmm::{Evaluation, Python, PythonError, Sandbox, SandboxBuilder, Template};
 
-use crate::args::ReplArgs;
 use crate::run::signals;
 use crate::{environment, machine, notice, terminal};
+use args::ReplArgs;
 use show::Screen;
 
 /// Exit code of sandvmm's own failure.

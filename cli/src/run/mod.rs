@@ -3,6 +3,7 @@
 //! The run itself happens on a thread ([`session`]); the main thread waits for its end or for a signal, so that
 //! a signal is answered at once, whatever the run is waiting for.
 
+pub(crate) mod args;
 mod console;
 pub(crate) mod copies;
 pub(crate) mod events;
@@ -31,8 +32,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use crate::args::RunArgs;
 use crate::{notice, output, terminal};
+use args::RunArgs;
 use plan::Plan;
 use report::Report;
 use session::Session;

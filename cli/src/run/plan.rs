@@ -4,10 +4,10 @@ use std::ffi::{OsStr, OsString};
 
 use sandvmm::script::{Script, ScriptError};
 
-use crate::args::{Program, RunArgs};
 use crate::environment::{self, EnvironmentError, Variable};
 use crate::terminal;
 
+use super::args::{Program, RunArgs};
 use super::network::{Network, NetworkError};
 
 /// Python's name in the guest.

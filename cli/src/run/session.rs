@@ -14,6 +14,7 @@ use sandvmm::{
     SpawnError, StartError, Stdio, Usage,
 };
 
+use super::args::RunArgs;
 use super::input::Input;
 use super::parts::{self, Parts};
 use super::plan::{PYTHON, Plan, Target};
@@ -22,7 +23,6 @@ use super::report::Report;
 use super::shared::Shared;
 use super::verdict::{FAILED, Failure, Limits, Verdict};
 use super::{announce, console, copies, events, signals};
-use crate::args::RunArgs;
 use crate::{cell, machine, notice, template, terminal};
 
 /// Permission bits of a script in the guest.

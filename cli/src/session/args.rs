@@ -4,7 +4,8 @@ use std::ffi::OsString;
 
 use clap::Args;
 
-use crate::args::{ProgramArgs, SandboxArgs, Timeout};
+use crate::args::{ProgramArgs, SandboxArgs};
+use crate::quantity::Timeout;
 
 pub(crate) const START_EXAMPLES: &str = "\
 Examples:

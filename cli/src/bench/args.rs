@@ -1,0 +1,56 @@
+//! What may be said of a measurement.
+
+use clap::{Args, Subcommand};
+
+use crate::args::MachineArgs;
+
+/// Runs that `bench` makes unless told otherwise.
+const DEFAULT_BENCH_RUNS: u32 = 20;
+
+/// Most runs of one `bench`: their samples are kept until the end, 64 bytes each.
+const MAX_BENCH_RUNS: u32 = 1_000_000;
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Boot fresh machines one after another and print when each phase was reached
+    Boot(BenchBootArgs),
+    /// Fork a template one after another, have each fork's warm interpreter print, and print when each phase was reached
+    Fork(BenchForkArgs),
+}
+
+/// `sandvmm bench boot`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchBootArgs {
+    /// How many machines to boot
+    #[arg(short = 'n', long = "runs", value_name = "N", default_value_t = DEFAULT_BENCH_RUNS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BENCH_RUNS)))]
+    pub(crate) runs: u32,
+    /// Print one JSON object with every sample
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The machine.
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+/// `sandvmm bench fork`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchForkArgs {
+    /// How many forks to make
+    #[arg(short = 'n', long = "runs", value_name = "N", default_value_t = DEFAULT_BENCH_RUNS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BENCH_RUNS)))]
+    pub(crate) runs: u32,
+    /// Print one JSON object with every sample
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Fork this template, built with --warm [default: one of the machine below, built for the measurement and removed]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
+    pub(crate) template: Option<String>,
+    /// Take each fork from a pool of so many that wait; clocks begin with the taking
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) pool: Option<u16>,
+    /// The machine.
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}

@@ -1,0 +1,31 @@
+//! What may be said of a prompt.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::args::{MachineArgs, ProgramArgs};
+use crate::quantity::Timeout;
+
+/// `sandvmm repl`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReplArgs {
+    /// Longest time for all of it, for example 10m; 0 for none
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    pub(crate) timeout: Timeout,
+    /// Longest time for each input; it is interrupted then. 0 for none
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    pub(crate) deadline: Timeout,
+    /// Keep figures of matplotlib, and other images, as files of this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) figures: Option<PathBuf>,
+    /// What the program finds around it.
+    #[command(flatten)]
+    pub(crate) program: ProgramArgs,
+    /// Fork this template [default: boot]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
+    pub(crate) template: Option<String>,
+    /// The machine.
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
