@@ -124,6 +124,20 @@ pub(crate) fn is_here() -> bool {
             .is_ok()
 }
 
+/// How many hosts this machine has at a time: itself, or as many emulated ones as it has processors and memory for, and one at least.
+pub(crate) fn at_a_time() -> usize {
+    if is_here() { 1 } else { qemu::at_a_time() }
+}
+
+/// When a command's standard output is shown that is watched.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Showing {
+    /// As it comes.
+    AtOnce,
+    /// When the command has ended, in one piece: that of another one is shown meanwhile.
+    AtTheEnd,
+}
+
 /// Where the command's standard output goes; standard input and standard error are this process's.
 enum Output {
     /// To this process's.
@@ -181,15 +195,24 @@ impl HostCommand {
         Ok((code, output.bytes()))
     }
 
-    /// Like [`Self::run`], and returns the end of what the command wrote to standard output as well, also where the host died.
+    /// Like [`Self::run`], and returns what the command wrote to standard output as well, or the end of it, also where the host died.
     pub(crate) fn watch(
         &self,
+        showing: Showing,
         workspace: &Workspace,
         progress: &Progress,
     ) -> (Result<u8, HostError>, Vec<u8>) {
-        let mut output = Output::Shown(Vec::new());
+        let mut output = match showing {
+            Showing::AtOnce => Output::Shown(Vec::new()),
+            Showing::AtTheEnd => Output::Kept(Vec::new()),
+        };
         let result = self.run_to(&mut output, workspace, progress);
-        (result, output.bytes())
+        let output = output.bytes();
+        if matches!(showing, Showing::AtTheEnd) {
+            // Who does not read it any more learns the exit code all the same.
+            let _ = show(&mut io::stdout().lock(), &output);
+        }
+        (result, output)
     }
 
     fn run_to(

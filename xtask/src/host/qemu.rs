@@ -246,15 +246,26 @@ fn escaped(path: &OsStr) -> String {
         .collect()
 }
 
-/// Memory for the emulated host: [`MEMORY_MIB`], or three quarters of what is available where that is less.
-fn memory_mib() -> Result<u64, QemuError> {
+/// How many machines of [`MEMORY_MIB`] there may be at once, each with a processor of this one's to itself.
+pub(super) fn at_a_time() -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let fit = available_mib() / 4 * 3 / MEMORY_MIB;
+    usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, cpus)
+}
+
+fn available_mib() -> u64 {
     let information = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available_mib = information
+    information
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))
         .and_then(|rest| rest.trim().strip_suffix(" kB"))
         .and_then(|kib| kib.parse::<u64>().ok())
-        .map_or(MEMORY_MIB, |kib| kib / 1024);
+        .map_or(MEMORY_MIB, |kib| kib / 1024)
+}
+
+/// Memory for the emulated host: [`MEMORY_MIB`], or three quarters of what is available where that is less.
+fn memory_mib() -> Result<u64, QemuError> {
+    let available_mib = available_mib();
     let memory_mib = MEMORY_MIB.min(available_mib / 4 * 3);
     if memory_mib < MEMORY_MIN_MIB {
         return Err(QemuError::Memory { available_mib });

@@ -1,5 +1,6 @@
 //! The whole-machine tests, on a KVM host.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use serde::Deserialize;
 use super::MACHINE_TESTS;
 use super::verdict::{self, Verdict};
 use crate::cache::{Cache, CacheError};
-use crate::host::{HostCommand, HostError};
+use crate::host::{HostCommand, HostError, Showing};
 use crate::image::{self, ImageError, Variant};
 use crate::packages::{self, Need, PackageError};
 use crate::progress::Progress;
@@ -93,51 +94,83 @@ pub(super) fn run(
         // Tells the tests that they are on a KVM host: they may not skip.
         ("SANDVMM_KVM_HOST", Path::new("1")),
     ];
-    let mut passed = 0;
-    let mut failed = Ok(());
+    let mut tests = Vec::new();
     for program in programs {
-        let tests = Tests {
-            program: &program,
+        let test = Tests {
+            names: names(&program, filters)?,
+            program,
             environment: variables.map(|(name, value)| (name.into(), value.into())),
             filters,
         };
-        match tests.run(workspace, progress) {
-            Ok(count) => passed += count,
-            // The other programs are run all the same; the first failure is what is told in the end.
-            Err(error) => {
-                progress.say(&error.to_string());
-                failed = failed.and(Err(error));
-            }
+        if !test.names.is_empty() {
+            tests.push(test);
         }
     }
-    failed?;
-    if passed == 0 {
+    if tests.is_empty() {
         let reason = String::from("no test has these words in its name");
         return Err(MachineTestsError::Skipped(reason));
     }
-    Ok(())
+    run_programs(tests, workspace, progress)
+}
+
+/// Runs all of `programs`, the one with the most tests beside the others where there may be two hosts.
+fn run_programs(
+    mut programs: Vec<Tests<'_>>,
+    workspace: &Workspace,
+    progress: &Progress,
+) -> Result<(), MachineTestsError> {
+    programs.sort_by_key(|tests| Reverse(tests.names.len()));
+    let beside = if crate::host::at_a_time() > 1 {
+        programs.split_off(1)
+    } else {
+        Vec::new()
+    };
+    let run = |programs: &[Tests<'_>], showing| {
+        let mut result = Ok(());
+        // The other programs are run all the same; the first failure is what is told in the end.
+        for tests in programs {
+            if let Err(error) = tests.run(showing, workspace, progress) {
+                progress.say(&error.to_string());
+                result = result.and(Err(error));
+            }
+        }
+        result
+    };
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(|| run(&beside, Showing::AtTheEnd));
+        let result = run(&programs, Showing::AtOnce);
+        let beside = beside
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        result.and(beside)
+    })
 }
 
 /// One program of tests.
 struct Tests<'a> {
-    program: &'a Path,
+    program: PathBuf,
+    /// Those to run.
+    names: BTreeSet<String>,
     environment: [(OsString, OsString); 4],
     /// Words of which a test's name has one; all tests where there are none.
     filters: &'a [OsString],
 }
 
 impl Tests<'_> {
-    /// Runs them and returns how many passed.
-    fn run(&self, workspace: &Workspace, progress: &Progress) -> Result<usize, MachineTestsError> {
-        let wanted = self.names()?;
-        if wanted.is_empty() {
-            return Ok(0);
-        }
+    /// Runs them until each has a verdict.
+    fn run(
+        &self,
+        showing: Showing,
+        workspace: &Workspace,
+        progress: &Progress,
+    ) -> Result<(), MachineTestsError> {
         let mut verdicts = verdict::Verdicts::new();
         let mut host_deaths = 0;
         let mut tries = 1;
         let code = loop {
-            let (result, output) = self.command(verdicts.keys()).watch(workspace, progress);
+            let (result, output) = self
+                .command(verdicts.keys())
+                .watch(showing, workspace, progress);
             verdicts.extend(verdict::in_output(&String::from_utf8_lossy(&output)));
             match result {
                 Err(error @ HostError::Died { .. }) if host_deaths < HOST_DEATHS_MAX => {
@@ -145,7 +178,7 @@ impl Tests<'_> {
                     progress.say(&error.to_string());
                     progress.say(&format!(
                         "The {} tests that had not ended by then run on a new emulated host",
-                        wanted
+                        self.names
                             .difference(&verdicts.keys().cloned().collect())
                             .count()
                     ));
@@ -168,26 +201,13 @@ impl Tests<'_> {
         if code == EXIT_TIMED_OUT {
             return Err(MachineTestsError::TimedOut);
         }
-        judge(code, &wanted, &verdicts)
-    }
-
-    /// The names of the tests to run.
-    fn names(&self) -> Result<BTreeSet<String>, ToolError> {
-        let mut list = Command::new(self.program);
-        list.args(["--list", "--format", "terse", "--include-ignored"])
-            .args(self.filters);
-        let output = tool::run(&mut list)?;
-        Ok(String::from_utf8_lossy(&output)
-            .lines()
-            .filter_map(|line| line.strip_suffix(": test"))
-            .map(String::from)
-            .collect())
+        judge(code, &self.names, &verdicts)
     }
 
     fn command<'b>(&self, ended: impl Iterator<Item = &'b String>) -> HostCommand {
         let mut command = ["timeout", "--kill-after=10"].map(OsString::from).to_vec();
         command.push(PROGRAM_MAX_S.to_string().into());
-        command.push(self.program.into());
+        command.push(self.program.clone().into());
         command.push("--include-ignored".into());
         command.extend(self.filters.iter().cloned());
         if self.filters.is_empty() {
@@ -206,12 +226,25 @@ impl Tests<'_> {
     }
 }
 
-/// Judges one program's tests, and returns how many passed.
+/// The names of the tests of `program` to run.
+fn names(program: &Path, filters: &[OsString]) -> Result<BTreeSet<String>, ToolError> {
+    let mut list = Command::new(program);
+    list.args(["--list", "--format", "terse", "--include-ignored"])
+        .args(filters);
+    let output = tool::run(&mut list)?;
+    Ok(String::from_utf8_lossy(&output)
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .map(String::from)
+        .collect())
+}
+
+/// Judges one program's tests.
 fn judge(
     code: u8,
     wanted: &BTreeSet<String>,
     verdicts: &verdict::Verdicts,
-) -> Result<usize, MachineTestsError> {
+) -> Result<(), MachineTestsError> {
     let failed = verdict::failed(verdicts);
     if !failed.is_empty() {
         let reason = format!("{} failed: {}", failed.len(), failed.join(", "));
@@ -230,7 +263,7 @@ fn judge(
     if !silent.is_empty() {
         return Err(MachineTestsError::Skipped(silent.join(", ")));
     }
-    Ok(verdicts.keys().filter(|name| passed(name)).count())
+    Ok(())
 }
 
 /// A folder for temporary files; removed at the end.
@@ -294,10 +327,7 @@ mod tests {
     fn all_tests_that_passed_are_a_success() {
         let verdicts = verdict::in_output("test a::b ... ok\ntest c ... ok\n");
 
-        assert!(matches!(
-            judge(0, &wanted(&["a::b", "c"]), &verdicts),
-            Ok(2)
-        ));
+        judge(0, &wanted(&["a::b", "c"]), &verdicts).unwrap();
     }
 
     #[test]
