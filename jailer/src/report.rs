@@ -111,11 +111,16 @@ pub(crate) fn receive(socket: impl AsFd, limit: Duration) -> io::Result<Option<R
         }
     }
     let mut packet = [0; PACKET_BYTES];
-    match rustix::io::read(&socket, &mut packet) {
+    let read = match rustix::io::read(&socket, &mut packet) {
+        // It ended before it had read its settings. Linux tells that once and first, and has what was said all the same.
+        Err(Errno::CONNRESET) => rustix::io::read(&socket, &mut packet),
+        read => read,
+    };
+    match read {
         Ok(PACKET_BYTES) => parse(&packet)
             .map(Some)
             .ok_or_else(|| io::ErrorKind::InvalidData.into()),
-        Ok(0) | Err(Errno::CONNRESET) => Ok(None),
+        Ok(0) => Ok(None),
         Ok(_) => Err(io::ErrorKind::InvalidData.into()),
         Err(error) => Err(error.into()),
     }
@@ -178,6 +183,21 @@ mod tests {
         assert_eq!(failed(7), Some(Report::Failed("executing the program", 13)));
         assert_eq!(failed(8), None);
         assert_eq!(parse(&[0; PACKET_BYTES]), None);
+    }
+
+    #[test]
+    fn what_was_said_is_heard_of_a_process_that_ended_without_its_settings() {
+        let (ours, theirs) = pair().unwrap();
+        let (silent, ended) = pair().unwrap();
+        for socket in [&ours, &silent] {
+            rustix::net::send(socket, b"0:0:1000:128:1:512", SendFlags::NOSIGNAL).unwrap();
+        }
+        let said = [FAILED, 7, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0];
+        rustix::net::send(&theirs, &said, SendFlags::NOSIGNAL).unwrap();
+        drop((theirs, ended));
+
+        assert_eq!(receive(&ours, SOON).unwrap(), parse(&said));
+        assert_eq!(receive(&silent, SOON).unwrap(), None);
     }
 
     #[test]
