@@ -360,7 +360,10 @@ impl<'a> Served<'a> {
 
     pub(super) fn busy(&self) -> Busy<'_, 'a> {
         self.lock().busy += 1;
-        Busy(self, false)
+        Busy {
+            served: self,
+            is_detached: false,
+        }
     }
 
     /// For a detached command; `None` where there are [`MAX_DETACHED`] already.
@@ -371,7 +374,10 @@ impl<'a> Served<'a> {
         }
         table.detached += 1;
         table.busy += 1;
-        Some(Busy(self, true))
+        Some(Busy {
+            served: self,
+            is_detached: true,
+        })
     }
 
     /// Notes that a command is being killed.
@@ -388,15 +394,19 @@ impl<'a> Served<'a> {
     }
 }
 
-/// As long as it lives the session is not idle; and whether it is for a detached command.
+/// As long as it lives the session is not idle.
 #[derive(Debug)]
-pub(super) struct Busy<'scope, 'a>(&'scope Served<'a>, bool);
+pub(super) struct Busy<'scope, 'a> {
+    served: &'scope Served<'a>,
+    /// Whether it is for a detached command, which is counted as such.
+    is_detached: bool,
+}
 
 impl Drop for Busy<'_, '_> {
     fn drop(&mut self) {
-        let mut table = self.0.lock();
+        let mut table = self.served.lock();
         table.busy = table.busy.saturating_sub(1);
-        table.detached = table.detached.saturating_sub(usize::from(self.1));
+        table.detached = table.detached.saturating_sub(usize::from(self.is_detached));
         table.idle_since = Instant::now();
     }
 }
