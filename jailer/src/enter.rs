@@ -30,7 +30,7 @@ pub struct Inside {
     pub(crate) is_filtered: bool,
 }
 
-/// Closes the cell around this process, which [`crate::start`] has started. It must be the first thing that the process does, with
+/// Closes the cell around this process, which [`fn@crate::start`] has started. It must be the first thing that the process does, with
 /// one thread and no file opened yet.
 ///
 /// Afterwards the process has three descriptors: the control socket at 0, nothing at 1, its standard error at 2. It has no

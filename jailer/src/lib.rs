@@ -1,6 +1,6 @@
 //! Starts a machine's process and closes its cell.
 //!
-//! The supervisor calls [`start`]; the new process calls [`enter`] before it does anything else, and each of its threads
+//! The supervisor calls [`fn@start`]; the new process calls [`fn@enter`] before it does anything else, and each of its threads
 //! [`Inside::close`] before the guest's first instruction. This crate knows no virtio and no KVM objects.
 //!
 //! ```text

@@ -110,10 +110,10 @@ pub(crate) struct Entry {
 /// Starts `program`, an absolute path, as a machine's process whose standard input is `socket`.
 ///
 /// Its environment is empty, its working folder `/`, its standard output null; its standard error is a pipe
-/// whose last bytes are kept; it has no other descriptor but a socket that [`crate::enter`] closes. It has a session of its own: what
+/// whose last bytes are kept; it has no other descriptor but a socket that [`fn@crate::enter`] closes. It has a session of its own: what
 /// a terminal sends to the supervisor's
 /// group (Ctrl-C) does not reach it, the supervisor decides. The *thread* that calls this must live as long as
-/// the process shall: see [`crate::enter`].
+/// the process shall: see [`fn@crate::enter`].
 ///
 /// A namespace that the host refuses is done without, and [`MachineProcess::entered`] says so.
 ///

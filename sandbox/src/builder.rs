@@ -199,8 +199,8 @@ impl SandboxBuilder {
         self
     }
 
-    /// The program to start the machine's process with; it must call [`crate::init`] first. Default:
-    /// `$SANDVMM_BIN`; else this very program if it called [`crate::init`]; else `sandvmm` beside it; else
+    /// The program to start the machine's process with; it must call [`fn@crate::init`] first. Default:
+    /// `$SANDVMM_BIN`; else this very program if it called [`fn@crate::init`]; else `sandvmm` beside it; else
     /// `sandvmm` of `PATH`.
     #[must_use]
     pub fn program(mut self, path: impl Into<PathBuf>) -> Self {

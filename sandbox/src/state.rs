@@ -40,7 +40,7 @@ pub(crate) enum Request {
     Save(Then, Vec<OwnedFd>),
     /// Read a stream to its end for nobody.
     Discard(OwnedFd),
-    /// The agent has not answered in [`ANSWER_LIMIT`].
+    /// The agent has not answered in [`ANSWER_LIMIT`](crate::shared::ANSWER_LIMIT).
     Unanswered,
     /// The sandbox's time begins: its end on `CLOCK_MONOTONIC`, and how long it is.
     EndAt(u64, Duration),
@@ -121,7 +121,7 @@ pub(crate) struct ClocksNs {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) phase: Phase,
-    /// Why the start failed, until [`Shared::wait_ready`] takes it.
+    /// Why the start failed, until [`Shared::wait_ready`](crate::shared::Shared::wait_ready) takes it.
     pub(crate) start_error: Option<StartError>,
     pub(crate) clocks: ClocksNs,
     /// What is on of the cell around the machine's process, once that is known.

@@ -1,7 +1,7 @@
 //! One virtual machine: guest memory, vCPUs, boot protocol, event loop.
 //!
 //! This crate is the inside of a *machine's process*. It takes open descriptors and never a path, holds
-//! no policy, and speaks to its supervisor over one socket: see [`control`]. [`serve`] is all of it:
+//! no policy, and speaks to its supervisor over one socket: see [`control`]. [`fn@serve`] is all of it:
 //!
 //! ```text
 //!  serve ── receives Start ──► builder: memory → slots → interrupt controller → kernel → devices → vCPUs
