@@ -1,0 +1,81 @@
+//! A session is put on disk and goes on.
+
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use sandvmm_tests::{HUNG_AFTER, eventually};
+use serde_json::Value;
+
+use super::{Sessions, signal};
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_paused_session_goes_on_where_it_was() {
+    let sessions = Sessions::dev(&[]);
+    sessions
+        .exec(&["sh", "-c", "echo kept > /tmp/note"])
+        .done()
+        .expect(0);
+
+    sessions.call(["pause", "dev"]).done().expect(0);
+    assert!(sessions.list().is_empty());
+    sessions.call(["resume", "dev"]).done().expect(0);
+
+    let read = sessions.exec(&["cat", "/tmp/note"]).done().expect(0);
+    assert_eq!(read.text(), "kept\n");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_resume_that_is_interrupted_loses_nothing() {
+    let sessions = Sessions::dev(&[]);
+    let keep = ["sh", "-c", "echo kept > /tmp/note"];
+    sessions.exec(&keep).done().expect(0);
+    sessions.call(["pause", "dev"]).done().expect(0);
+    // A resume that is on its way, and its supervisor, which is not the one of before.
+    let resume = |before: u32| {
+        let mut command = sessions.command(&["resume", "dev"]);
+        let caller = command.stderr(Stdio::piped()).spawn().unwrap();
+        let record = sessions.0.path().join("sandvmm/sessions/dev/record");
+        let mut info = Value::Null;
+        eventually(HUNG_AFTER, "the name is taken", || {
+            let read = std::fs::read(&record).unwrap_or_default();
+            info = serde_json::from_slice(&read).unwrap_or_default();
+            info["pid"]
+                .as_u64()
+                .is_some_and(|pid| pid != u64::from(before))
+        });
+        (
+            caller,
+            u32::try_from(info["pid"].as_u64().unwrap()).unwrap(),
+        )
+    };
+
+    let (caller, supervisor) = resume(0);
+    while !catches(supervisor, Signal::TERM) {}
+    signal(supervisor, Signal::TERM);
+    let ended = caller.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(125), "{said}");
+    assert!(said.contains("it is paused as before"), "{said}");
+
+    let (mut caller, _) = resume(supervisor);
+    caller.kill().unwrap();
+    caller.wait().unwrap();
+    eventually(HUNG_AFTER, "it goes on without its caller", || {
+        sessions.list().iter().any(|info| info["is_ready"] == true)
+    });
+
+    let read = sessions.exec(&["cat", "/tmp/note"]).done().expect(0);
+    assert_eq!(read.text(), "kept\n");
+}
+
+/// Whether a process has a handler for a signal (proc_pid_status(5)).
+fn catches(pid: u32, signal: Signal) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigCgt:"))
+        .unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap() >> (signal.as_raw() - 1) & 1 == 1
+}
