@@ -4,13 +4,14 @@
 //! in used rings and in the buffers of the receive and event queues alone; the event loop comes to rest; when the host has let go of all
 //! and the device was reset, every descriptor is given back; and then a stream can be opened and carries bytes.
 
+mod guest;
 mod header;
+mod heard;
 mod seeds;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,11 +19,10 @@ use devices::vsock::{Incoming, Refused, Vsock};
 
 use crate::input::Input;
 use crate::machine::{EVENT_IDX, Machine, VERSION_1};
-use crate::memory::{BUFFERS, Memory, address, length, overlap};
+use crate::memory::{BUFFERS, Memory, address, length};
 use crate::ring::{Descriptor, Ring};
-use header::{
-    CREDIT_REQUEST, CREDIT_UPDATE, DATA, HEADER_BYTES, Header, REQUEST, RESET, RESPONSE, SHUTDOWN,
-};
+use header::{DATA, HEADER_BYTES, Header, REQUEST, RESPONSE};
+use heard::Pair;
 pub use seeds::seeds;
 
 /// The guest's context identifier, and the host's (virtio 1.2 §5.10.4).
@@ -33,11 +33,6 @@ const HOST_CID: u64 = 2;
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
 const EVENT: usize = 2;
-
-/// The device's bounds: payload of a packet, and the room that it promises.
-const PAYLOAD_BYTES_MAX: u32 = 64 << 10;
-const BUF_ALLOC_MIN: u32 = 16 << 10;
-const BUF_ALLOC_MAX: u32 = 256 << 10;
 
 /// The most steps of one input.
 const STEPS_MAX: usize = 96;
@@ -72,15 +67,6 @@ impl Incoming for Host {
         accepted.push_back(stream);
         Ok(())
     }
-}
-
-/// What the guest knows of a pair of ports.
-#[derive(Debug, Default, Clone, Copy)]
-struct Pair {
-    /// Sum of the bytes that it has ever said it takes: the most of `fwd_cnt` + `buf_alloc`.
-    allowed: u64,
-    /// Bytes that came since the device's last request or response.
-    received: u64,
 }
 
 struct World {
@@ -239,98 +225,6 @@ impl World {
         }
     }
 
-    /// The guest makes a packet available, most often one that makes sense.
-    fn guest_sends(&mut self, input: &mut Input<'_>) {
-        let op = input.pick(&[
-            REQUEST,
-            DATA,
-            RESPONSE,
-            DATA,
-            SHUTDOWN,
-            CREDIT_UPDATE,
-            CREDIT_REQUEST,
-            RESET,
-            0,
-            8,
-            0xffff,
-        ]);
-        let guest_port = input.pick(&[1024, 1025, 1026, 0, u32::MAX]);
-        let host_port = self.host_ports[usize::from(input.u8()) % self.host_ports.len()];
-        let pair = self
-            .pairs
-            .get(&(guest_port, host_port))
-            .copied()
-            .unwrap_or_default();
-        let odd = input.u8();
-        let pick = |input: &mut Input<'_>, bit: u8, plain: u64| match odd & bit {
-            0 => plain,
-            _ => input.u64(),
-        };
-        let payload_len = if op == DATA {
-            input.pick(&[1, 0, 100, 4096, 8192, 0x2000])
-        } else {
-            0
-        };
-        let taken = if input.below(2) == 0 {
-            pair.received
-        } else {
-            0
-        };
-        let buf_alloc = input.pick(&[1 << 16, 0, 1, 100, 4096, 1 << 20, u32::MAX]);
-        let header = Header {
-            src_cid: pick(input, 1, GUEST_CID),
-            dst_cid: pick(input, 2, HOST_CID),
-            src_port: guest_port,
-            dst_port: host_port,
-            len: crate::machine::low(pick(input, 4, payload_len.into())),
-            kind: u16::from_le_bytes(first_two(pick(input, 8, 1))),
-            op,
-            flags: match op {
-                SHUTDOWN => u32::from(input.below(4)),
-                _ => crate::machine::low(pick(input, 16, 0)),
-            },
-            buf_alloc,
-            fwd_cnt: crate::machine::low(pick(input, 32, taken)),
-        };
-        let slot = SENT + u64::from(self.next_descriptor[TRANSMIT] % 4) * 0x800;
-        self.memory.write(slot, &header.to_bytes());
-        let body = slot + u64::from(HEADER_BYTES);
-        let pieces = match input.below(4) {
-            0 if payload_len > 1 => vec![
-                (slot, HEADER_BYTES, false),
-                (body, 1, false),
-                (body + 1, payload_len - 1, false),
-            ],
-            1 => vec![(slot, 20, false), (slot + 20, payload_len + 24, false)],
-            2 => vec![(slot, length(input), input.below(8) == 0)],
-            _ => vec![(slot, HEADER_BYTES + payload_len, false)],
-        };
-        self.publish(TRANSMIT, &pieces);
-        let pair = self.pairs.entry((guest_port, host_port)).or_default();
-        let allowed = u64::from(header.fwd_cnt) + u64::from(header.buf_alloc);
-        pair.allowed = pair.allowed.max(allowed);
-    }
-
-    fn guest_gives_buffers(&mut self, input: &mut Input<'_>) {
-        let queue = if input.below(8) == 0 { EVENT } else { RECEIVE };
-        let len = input.pick(&[4140, 45, 44, 43, 1, 0, 100, 1 << 14]);
-        for _ in 0..input.below(8) {
-            let at = RECEIVED + u64::from(self.next_descriptor[queue] % 2) * 0x1100;
-            let pieces = match input.below(3) {
-                0 if len > 2 => vec![(at, 2, true), (at + 2, len - 2, true)],
-                1 => vec![(address(input), len, true)],
-                _ => vec![(at, len, true)],
-            };
-            self.publish(queue, &pieces);
-        }
-    }
-
-    fn publish(&mut self, queue: usize, pieces: &[(u64, u32, bool)]) {
-        let head = self.next_descriptor[queue];
-        self.next_descriptor[queue] = self.rings[queue].set_chain(&self.memory, head, pieces);
-        self.rings[queue].publish(&self.memory, head);
-    }
-
     /// Kicks all queues, lets the device work, and looks at what the guest has got.
     fn settle(&mut self) {
         let was_broken = self.machine.needs_reset();
@@ -360,91 +254,6 @@ impl World {
             assert_eq!(written, 0, "a sent packet comes back as it was");
         }
         self.hear();
-    }
-
-    /// Checks the packets that came, as long as none lies over another.
-    fn hear(&mut self) {
-        let ring = self.rings[RECEIVE];
-        let used = ring.used_index(&self.memory);
-        let came = used.wrapping_sub(self.seen);
-        assert!(came <= ring.size, "more buffers than there are");
-        let mut packets = Vec::new();
-        let mut all_parts: Vec<Range<u64>> = Vec::new();
-        for index in 0..came {
-            let (head, written) = ring.used_element(&self.memory, self.seen.wrapping_add(index));
-            let head = u16::try_from(head).expect("a head");
-            let parts = ring
-                .writable_parts(&self.memory, head)
-                .expect("a chain that came back is one");
-            let room: u64 = parts.iter().map(|part| part.end - part.start).sum();
-            assert!(u64::from(written) <= room, "{written} bytes in {room}");
-            if written > 0 {
-                assert!(written >= HEADER_BYTES, "half a header");
-                all_parts.extend(parts.iter().cloned());
-                packets.push((parts, written));
-            }
-        }
-        self.seen = used;
-        let is_disjoint = all_parts
-            .iter()
-            .enumerate()
-            .all(|(at, part)| all_parts[..at].iter().all(|other| !overlap(part, other)));
-        // An event that was written over a packet hides it too.
-        let events = self.rings[EVENT].writable_buffers(&self.memory);
-        let is_whole = all_parts
-            .iter()
-            .all(|part| events.iter().all(|event| !overlap(part, event)));
-        let is_readable = is_disjoint && is_whole;
-        self.has_missed_packets |= !is_readable;
-        if !is_readable {
-            return;
-        }
-        for (parts, written) in packets {
-            let mut bytes = Vec::new();
-            for part in parts {
-                let left = u64::from(HEADER_BYTES) - bytes.len() as u64;
-                let len = usize::try_from(left.min(part.end - part.start)).expect("small");
-                bytes.extend(self.memory.read_bytes(part.start, len));
-            }
-            self.check_packet(&Header::from_bytes(&bytes), written);
-        }
-    }
-
-    fn check_packet(&mut self, header: &Header, written: u32) {
-        assert_eq!(header.len, written - HEADER_BYTES, "{header:?}");
-        assert_eq!(header.dst_cid, GUEST_CID, "{header:?}");
-        assert!(
-            (REQUEST..=CREDIT_REQUEST).contains(&header.op),
-            "{header:?}"
-        );
-        assert!(header.len <= PAYLOAD_BYTES_MAX, "{header:?}");
-        assert_eq!(header.len > 0, header.op == DATA, "{header:?}");
-        if header.op == RESET {
-            return;
-        }
-        // Only a reset answers a packet that made no sense, with that packet's addresses.
-        assert_eq!((header.src_cid, header.kind), (HOST_CID, 1), "{header:?}");
-        assert!(
-            (BUF_ALLOC_MIN..=BUF_ALLOC_MAX).contains(&header.buf_alloc),
-            "{header:?}"
-        );
-        if !self.host_ports.contains(&header.src_port) {
-            self.host_ports.push(header.src_port);
-        }
-        let pair = self
-            .pairs
-            .entry((header.dst_port, header.src_port))
-            .or_default();
-        if matches!(header.op, REQUEST | RESPONSE) {
-            pair.received = 0;
-        }
-        if header.op == DATA {
-            pair.received += u64::from(header.len);
-            assert!(
-                self.has_missed_packets || pair.received <= pair.allowed,
-                "{header:?} is beyond the guest's credit: {pair:?}"
-            );
-        }
     }
 
     /// Whatever was done: after a reset all is given back, and a stream can be opened and carries bytes.
@@ -489,25 +298,9 @@ impl World {
         assert_eq!(&self.memory.read::<3>(at), b"xyz");
     }
 
-    fn send(&mut self, header: Header, payload: &[u8]) {
-        self.memory.write(SENT, &header.to_bytes());
-        self.memory.write(SENT + u64::from(HEADER_BYTES), payload);
-        let pair = self
-            .pairs
-            .entry((header.src_port, header.dst_port))
-            .or_default();
-        pair.allowed = pair.allowed.max(u64::from(header.buf_alloc));
-        self.publish(TRANSMIT, &[(SENT, HEADER_BYTES + header.len, false)]);
-    }
-
     fn received(&self) -> Header {
         Header::from_bytes(&self.memory.read::<44>(RECEIVED))
     }
-}
-
-fn first_two(value: u64) -> [u8; 2] {
-    let [a, b, ..] = value.to_le_bytes();
-    [a, b]
 }
 
 /// Descriptors of this process.
