@@ -8,6 +8,8 @@
     reason = "a test's helper fails by panicking"
 )]
 
+pub mod hostile_guest;
+
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::Read;

@@ -14,6 +14,7 @@ use jailer::{
     BlockDevice, Bounds, Cell, Inside, MachineProcess, Options, Part, ProcessEnd, Thread,
 };
 use rustix::net::RecvFlags;
+use sandvmm_tests::hostile_guest::{DISK_SECTORS, disk};
 use vmm::control::{
     ControlSocket, DiskConfig, FromMachine, MachineConfig, RestoreConfig, Then, ToMachine,
 };
@@ -24,9 +25,6 @@ use crate::order::Order;
 
 /// Memory of the guest.
 pub(crate) const MEMORY_MIB: u32 = 32;
-
-/// Sectors of each disk, as the hostile guest knows.
-const SECTORS: u16 = 2048;
 
 /// A limit for what must happen soon, on the slowest machine.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
@@ -173,7 +171,7 @@ impl<'a> Wanted<'a> {
             leave_out: &[],
             case,
             narrow: false,
-            max_file_bytes: u64::from(SECTORS) * 512,
+            max_file_bytes: u64::from(DISK_SECTORS) * 512,
             devices: Vec::new(),
             kvm: None,
             disk: None,
@@ -198,7 +196,7 @@ impl Machine {
         let (socket, theirs) = ControlSocket::pair()?;
         let (console, console_end) = UnixStream::pair()?;
         console.set_nonblocking(true)?;
-        let disks = [disk()?, disk()?];
+        let disks = [file(&disk())?, file(&disk())?];
         let theirs = theirs.as_fd().try_clone_to_owned()?;
         if wanted.narrow {
             rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1)?;
@@ -371,15 +369,4 @@ fn file(bytes: &[u8]) -> io::Result<OwnedFd> {
 fn read_only_again(file: &OwnedFd) -> io::Result<OwnedFd> {
     let number = std::os::fd::AsRawFd::as_raw_fd(file);
     Ok(File::open(format!("/proc/self/fd/{number}"))?.into())
-}
-
-/// A disk, with a pattern in each sector that the guest knows too.
-fn disk() -> io::Result<OwnedFd> {
-    let bytes: Vec<u8> = (0..SECTORS)
-        .flat_map(|sector| {
-            let first = sector.to_le_bytes()[0].wrapping_mul(7);
-            (0..512u16).map(move |index| first.wrapping_add(index.to_le_bytes()[0]))
-        })
-        .collect();
-    file(&bytes)
 }

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use jailer::{Bounds, MachineProcess, Options, ProcessEnd};
+use sandvmm_tests::hostile_guest::{DISK_SECTORS, disk};
 use vmm::control::{ControlSocket, DiskConfig, MachineConfig, ToMachine};
 
 use crate::IN_KVM_HOST;
@@ -17,9 +18,6 @@ pub(crate) const MEMORY_MIB: u32 = 32;
 
 /// Processors of the guest.
 const VCPUS: u8 = 2;
-
-/// Sectors of each disk, as the guest knows.
-const SECTORS: u16 = 2048;
 
 /// How long a process may take until it is in its cell: the host may be emulated.
 const ENTRY_MAX: Duration = Duration::from_secs(60);
@@ -45,7 +43,7 @@ impl Machine {
             memory_mib: MEMORY_MIB,
             vcpus: VCPUS,
             // The disk that may be written to.
-            max_file_bytes: u64::from(SECTORS) * 512,
+            max_file_bytes: u64::from(DISK_SECTORS) * 512,
         });
         let program = std::env::current_exe()?;
         let mut process =
@@ -84,8 +82,8 @@ impl Machine {
                 .into(),
             file(include_bytes!(env!("HOSTILE_GUEST")))?,
             console_end.into(),
-            disk()?,
-            disk()?,
+            file(&disk())?,
+            file(&disk())?,
         ];
         let borrowed = descriptors.each_ref().map(AsFd::as_fd);
         socket
@@ -132,15 +130,4 @@ fn file(bytes: &[u8]) -> io::Result<OwnedFd> {
     let file = File::from(file);
     file.write_all_at(bytes, 0)?;
     Ok(file.into())
-}
-
-/// A disk, with a pattern in each sector that the guest knows too.
-fn disk() -> io::Result<OwnedFd> {
-    let bytes: Vec<u8> = (0..SECTORS)
-        .flat_map(|sector| {
-            let first = sector.to_le_bytes()[0].wrapping_mul(7);
-            (0..512u16).map(move |index| first.wrapping_add(index.to_le_bytes()[0]))
-        })
-        .collect();
-    file(&bytes)
 }
