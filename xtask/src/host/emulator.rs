@@ -1,10 +1,10 @@
-//! Which QEMU emulates the host: the one of a newer Debian, with its own libraries and mended; else the installed one.
+//! Which QEMU emulates the host: the one of a newer Debian, with its own libraries and mended; else a mended copy of the installed one.
 
-use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::mend::{self, MendError, STORES};
+use super::mend::{self, MendError};
 use crate::cache::{Cache, Key};
 use crate::packages::release::{self, ReleaseError};
 use crate::packages::{self, Need, PackageError};
@@ -49,48 +49,54 @@ enum NewerError {
 
 /// A QEMU.
 #[derive(Debug)]
-pub(super) struct Emulator {
-    /// The root of its packages, for one that is not installed.
-    unpacked: Option<PathBuf>,
+pub(super) enum Emulator {
+    /// A newer Debian's: the root of its packages.
+    Unpacked(PathBuf),
+    /// A copy of the installed one.
+    Copied(PathBuf),
+    /// The installed one.
+    Installed,
 }
 
 impl Emulator {
     /// Finds the QEMU to use: that of Debian [`SUITE`] in the cache, mended, which is had the first time. Where that cannot be,
-    /// it is the installed one, and the developer is told.
+    /// it is a mended copy of the installed one, else that itself, and the developer is told.
     pub(super) fn find(cache: &Cache, progress: &Progress) -> Result<Self, PackageError> {
         let error = match Self::newer(cache, progress) {
             Ok(newer) => return Ok(newer),
             Err(error) => error,
         };
         packages::ensure(&NEEDS, progress)?;
-        let installed = Self { unpacked: None };
-        let said = installed
-            .version()
-            .map_or_else(|| "unknown".to_owned(), shown);
+        let (found, which) = match Self::copied(cache) {
+            Ok(copy) => (copy, "a mended copy of the installed QEMU".to_owned()),
+            Err(why) => (
+                Self::Installed,
+                format!(
+                    "the installed QEMU, with which guests and the host itself may crash ({why}),"
+                ),
+            ),
+        };
+        let version = found.version().map_or_else(|| "unknown".to_owned(), shown);
         progress.say(&format!(
-            "The emulated host has the installed QEMU, {said}, with which guests and the host itself may crash: no mended QEMU {} \
-             can be had: {error}",
+            "The emulated host has {which} of version {version}: no mended QEMU {} can be had: {error}",
             shown(VERSION_MIN)
         ));
-        Ok(installed)
+        Ok(found)
     }
 
     /// The QEMU of a newer Debian, without what is wrong in it.
     fn newer(cache: &Cache, progress: &Progress) -> Result<Self, NewerError> {
         let min = shown(VERSION_MIN);
-        let mended = STORES.map(|store| store.code);
         let root = cache.entry(
             "host-qemu",
-            &Key::of([SUITE, PACKAGE, &*min].into_iter().chain(mended)),
+            &Key::of([SUITE, PACKAGE, &*min].into_iter().chain(mend::patterns())),
             |staging| -> Result<(), NewerError> {
                 let _step = progress.begin("Getting a newer QEMU for the emulated host");
                 release::unpack(RELEASE, SUITE, PACKAGE, staging)?;
                 Ok(mend::mend(&staging.join(FOLDER).join(PROGRAM))?)
             },
         )?;
-        let newer = Self {
-            unpacked: Some(root),
-        };
+        let newer = Self::Unpacked(root);
         if newer
             .version()
             .is_some_and(|version| version >= VERSION_MIN)
@@ -99,6 +105,19 @@ impl Emulator {
         } else {
             Err(NewerError::Unfit)
         }
+    }
+
+    /// A copy of the installed QEMU, without what is wrong in it.
+    fn copied(cache: &Cache) -> Result<Self, MendError> {
+        let program = Path::new("/").join(FOLDER).join(PROGRAM);
+        let code = std::fs::read(&program)?;
+        let key = Key::of(std::iter::once(&*code).chain(mend::patterns().map(str::as_bytes)));
+        let root = cache.entry("host-qemu", &key, |staging| -> Result<(), MendError> {
+            let copy = staging.join(PROGRAM);
+            std::fs::copy(&program, &copy)?;
+            mend::mend(&copy)
+        })?;
+        Ok(Self::Copied(root.join(PROGRAM)))
     }
 
     fn version(&self) -> Option<Version> {
@@ -110,35 +129,44 @@ impl Emulator {
 
     /// The program to start: for one that is not installed, the dynamic loader of its own C library.
     pub(super) fn program(&self) -> OsString {
-        self.unpacked.as_deref().map_or_else(
-            || PROGRAM.into(),
-            |root| root.join("usr/lib64/ld-linux-x86-64.so.2").into(),
-        )
+        match self {
+            Self::Unpacked(root) => root.join("usr/lib64/ld-linux-x86-64.so.2").into(),
+            Self::Copied(program) => program.into(),
+            Self::Installed => PROGRAM.into(),
+        }
     }
 
-    /// What is to be added to its environment.
+    /// What is to be added to its environment: where its modules are.
     pub(super) fn environment(&self) -> Option<(&'static str, PathBuf)> {
-        self.unpacked
-            .as_deref()
-            .map(|root| ("QEMU_MODULE_DIR", root.join(LIBRARIES).join("qemu")))
+        let root = self.root()?;
+        Some(("QEMU_MODULE_DIR", root.join(LIBRARIES).join("qemu")))
     }
 
     /// Its first arguments: the loader's, and where the firmware is.
     pub(super) fn arguments(&self) -> Vec<OsString> {
-        let Some(root) = self.unpacked.as_deref() else {
-            return Vec::new();
-        };
-        [
-            "--library-path".as_ref(),
-            root.join(LIBRARIES).as_os_str(),
-            root.join(FOLDER).join(PROGRAM).as_os_str(),
-            "-L".as_ref(),
-            root.join("usr/share/qemu").as_os_str(),
-            "-L".as_ref(),
-            root.join("usr/share/seabios").as_os_str(),
-        ]
-        .map(OsStr::to_owned)
-        .into()
+        let mut arguments = Vec::new();
+        if let Self::Unpacked(root) = self {
+            arguments.extend([
+                "--library-path".into(),
+                root.join(LIBRARIES).into(),
+                root.join(FOLDER).join(PROGRAM).into(),
+            ]);
+        }
+        if let Some(root) = self.root() {
+            for firmware in ["usr/share/qemu", "usr/share/seabios"] {
+                arguments.extend(["-L".into(), root.join(firmware).into()]);
+            }
+        }
+        arguments
+    }
+
+    /// Below which its files are, for one that is not where it looks for them.
+    fn root(&self) -> Option<&Path> {
+        match self {
+            Self::Unpacked(root) => Some(root),
+            Self::Copied(_) => Some(Path::new("/")),
+            Self::Installed => None,
+        }
     }
 }
 
@@ -190,10 +218,23 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_has_the_firmware_and_modules_of_the_installed_one() {
+        let emulator = Emulator::Copied("/cache/of-it".into());
+
+        assert_eq!(emulator.program(), "/cache/of-it");
+        assert_eq!(
+            emulator.arguments(),
+            ["-L", "/usr/share/qemu", "-L", "/usr/share/seabios"]
+        );
+        assert_eq!(
+            emulator.environment(),
+            Some(("QEMU_MODULE_DIR", "/usr/lib/x86_64-linux-gnu/qemu".into()))
+        );
+    }
+
+    #[test]
     fn an_unpacked_qemu_has_its_own_loader_libraries_and_firmware() {
-        let emulator = Emulator {
-            unpacked: Some("/root-of-it".into()),
-        };
+        let emulator = Emulator::Unpacked("/root-of-it".into());
 
         assert_eq!(
             emulator.program(),

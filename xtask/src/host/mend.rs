@@ -40,11 +40,13 @@
 use std::io;
 use std::path::Path;
 
+use crate::cache::CacheError;
+
 /// A store in the program that Debian builds.
 #[derive(Debug)]
-pub(super) struct Store {
+struct Store {
     /// The code around it, as hexadecimal bytes; `..` for what a rebuild may move.
-    pub(super) code: &'static str,
+    code: &'static str,
     /// Where in that code the instruction is that stores.
     at: usize,
     /// An instruction of the same length that does nothing.
@@ -52,7 +54,7 @@ pub(super) struct Store {
 }
 
 /// What is taken out.
-pub(super) const STORES: [Store; 2] = [
+const STORES: [Store; 2] = [
     // mov %esi, exception_index(%rbx), in helper_vmrun; nopw 0x0(%rax,%rax,1)
     Store {
         code: "41 0f b6 .. \
@@ -83,6 +85,14 @@ pub(super) enum MendError {
     /// The program could not be read or written.
     #[error("The program could not be changed")]
     Io(#[from] io::Error),
+    /// There is no place for a copy.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+/// What is looked for: a program that was mended by other patterns is another one.
+pub(super) fn patterns() -> [&'static str; 2] {
+    STORES.each_ref().map(|store| store.code)
 }
 
 /// Takes the [`STORES`] out of the QEMU at `program`.
