@@ -12,6 +12,7 @@ mod calls;
 mod commands;
 mod egress;
 mod examples;
+mod load;
 mod python;
 
 use std::process::ExitCode;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
             commands::TESTS,
             egress::TESTS,
             examples::TESTS,
+            load::TESTS,
             python::TESTS,
         ]
         .concat(),

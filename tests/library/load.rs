@@ -1,0 +1,181 @@
+//! Guests that take all they can get, each beside one that behaves; and much traffic both ways.
+
+use std::io::{Read, Write};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use sandvmm::{Sandbox, Stdio};
+use sha2::{Digest, Sha256};
+
+use crate::{Test, machine, machine_with, printed};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("a_fork_bomb_is_not_noticed_next_door", fork_bomb),
+    ("a_memory_hog_is_not_noticed_next_door", memory_hog),
+    ("a_disk_filler_is_not_noticed_next_door", disk_filler),
+    ("an_output_flood_is_not_noticed_next_door", output_flood),
+    (
+        "traffic_both_ways_of_eight_sandboxes_arrives_byte_for_byte",
+        traffic,
+    ),
+];
+
+/// How long each abuser is left at it.
+const ABUSE: Duration = Duration::from_secs(6);
+
+/// How soon a control channel answers on an emulated host of two processors, which runs two guests and an abuser's supervisor on them; where
+/// they are real, it is a second.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// MiB that go each way through each sandbox, unless the variable says otherwise: an emulated processor does not bear a gigabyte.
+const TRAFFIC_MIB: usize = 8;
+
+/// How many sandboxes they go through at once.
+const SANDBOXES: usize = 8;
+
+fn fork_bomb() {
+    beside("f() { f | f & }; f; sleep 1000");
+}
+
+fn memory_hog() {
+    beside("while :; do python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'; done");
+}
+
+fn disk_filler() {
+    beside("while :; do cat /dev/zero > fill; done 2> /dev/null");
+}
+
+fn output_flood() {
+    beside("yes; sleep 1000");
+}
+
+/// Has `abuse` run in one sandbox, and sees that another one answers and works meanwhile.
+fn beside(abuse: &str) {
+    let (abused, neighbour) = (machine(), machine());
+    neighbour.write("note", &b"kept"[..]).unwrap();
+    let alone = answer(&neighbour);
+    let mut child = abused.command("sh").arg("-c").arg(abuse).spawn().unwrap();
+    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    // Whatever it prints is taken.
+    let drains = [
+        thread::spawn(move || drop(std::io::copy(&mut stdout, &mut std::io::sink()))),
+        thread::spawn(move || drop(std::io::copy(&mut stderr, &mut std::io::sink()))),
+    ];
+    let begun = Instant::now();
+    let mut worst = Duration::ZERO;
+    let mut rounds = 0;
+    while begun.elapsed() < ABUSE {
+        worst = worst.max(answer(&neighbour));
+        assert_eq!(printed(&neighbour, "sh", "cat note"), "kept");
+        rounds += 1;
+    }
+    assert!(child.try_wait().is_none(), "it is still at it");
+    let ended = Instant::now();
+    drop(child);
+    let usual = abused.end();
+    println!(
+        "alone {alone:?}, at worst {worst:?} in {rounds} rounds; ended in {:?}",
+        ended.elapsed()
+    );
+    assert!(worst < ANSWER_LIMIT, "{worst:?}");
+    assert!(ended.elapsed() < ANSWER_LIMIT, "{:?}", ended.elapsed());
+    assert!(usual.crash.is_none(), "{usual:?}");
+    for drain in drains {
+        drain.join().unwrap();
+    }
+}
+
+/// How long the agent takes to answer something that starts no process.
+fn answer(sandbox: &Sandbox) -> Duration {
+    let asked = Instant::now();
+    sandbox.files().metadata("/").unwrap();
+    asked.elapsed()
+}
+
+/// Sends all back, and says what went by.
+const ECHO: &str = "import hashlib, sys
+seen = hashlib.sha256()
+while piece := sys.stdin.buffer.read(65536):
+    seen.update(piece)
+    sys.stdout.buffer.write(piece)
+sys.stderr.write(seen.hexdigest())";
+
+fn traffic() {
+    let mib = std::env::var("SANDVMM_TRAFFIC_MIB").ok();
+    let mib = mib.map_or(TRAFFIC_MIB, |text| text.parse().unwrap());
+    let sandboxes: Vec<Sandbox> = (0..SANDBOXES).map(|_| machine_with(128)).collect();
+    let asked_at_worst = thread::scope(|scope| {
+        let echoes: Vec<_> = sandboxes
+            .iter()
+            .zip(1..)
+            .map(|(sandbox, seed)| scope.spawn(move || echo(sandbox, seed, mib)))
+            .collect();
+        let mut worst = Duration::ZERO;
+        while !echoes.iter().all(thread::ScopedJoinHandle::is_finished) {
+            worst = worst.max(answer(&sandboxes[0]));
+            thread::sleep(Duration::from_millis(100));
+        }
+        for echo in echoes {
+            echo.join().unwrap();
+        }
+        worst
+    });
+    println!("answered within {asked_at_worst:?}");
+    assert!(asked_at_worst < ANSWER_LIMIT, "{asked_at_worst:?}");
+}
+
+/// Sends so much through a sandbox and compares three digests: of what was sent, what the guest saw, and what came back.
+fn echo(sandbox: &Sandbox, seed: u64, mib: usize) {
+    let mut command = sandbox.command("python3");
+    let mut child = command
+        .arg("-c")
+        .arg(ECHO)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let writer = thread::spawn(move || {
+        let mut sent = Sha256::new();
+        let mut state = seed;
+        for _ in 0..mib {
+            let piece: Vec<u8> = (0..(1 << 20) / 8)
+                .flat_map(|_| {
+                    // Knuth's constants (MMIX): no two pieces are alike.
+                    state = state
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
+                    state.to_le_bytes()
+                })
+                .collect();
+            sent.update(&piece);
+            stdin.write_all(&piece).unwrap();
+        }
+        format!("{:x}", sent.finalize())
+    });
+    let mut back = Sha256::new();
+    let mut stdout = child.stdout.take().unwrap();
+    let mut buffer = vec![0; 64 << 10];
+    let mut total = 0;
+    loop {
+        let count = stdout.read(&mut buffer).unwrap();
+        if count == 0 {
+            break;
+        }
+        total += count;
+        back.update(&buffer[..count]);
+    }
+    let mut seen = String::new();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut seen)
+        .unwrap();
+    let sent = writer.join().unwrap();
+    assert_eq!(total, mib << 20);
+    assert_eq!(
+        (&seen, format!("{:x}", back.finalize())),
+        (&sent, sent.clone())
+    );
+    assert!(child.wait().outcome.success());
+}
