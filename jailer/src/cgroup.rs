@@ -3,7 +3,7 @@
 //! It lies below the supervisor's own group where that may have children that are limited; else beside it, where the parent is
 //! the supervisor's to use; for root, at last, at the top. It is made before its process, and removed after it. A supervisor
 //! that was killed removes nothing: the next start on the host that comes by, of any supervisor, does, while its own machine's process
-//! is on its way.
+//! is on its way; or before, where what was left is in the way of the new one.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -99,7 +99,7 @@ impl Cgroup {
     fn below(parent: &Path, bounds: Bounds) -> io::Result<Self> {
         delegate(parent)?;
         let path = parent.join(new_name()?);
-        fs::create_dir(&path)?;
+        make(parent, &path)?;
         // From here on, whatever fails removes it.
         let folder = match File::open(&path) {
             Ok(folder) => folder,
@@ -284,6 +284,19 @@ fn lacking(controllers: &[&str], has: &str) -> String {
 
 fn names(list: &str, controller: &str) -> bool {
     list.split_whitespace().any(|one| one == controller)
+}
+
+/// Makes a group's folder. Groups that were left behind count for the parent's `cgroup.max.descendants`, and are swept where that keeps
+/// the new one from being made.
+fn make(parent: &Path, path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        // What the kernel says to one group too many, and to nothing else.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            sweep(parent);
+            fs::create_dir(path)
+        }
+        made => made,
+    }
 }
 
 /// Removes the groups of machines whose supervisor is gone. A group that still has a process is left to the next.

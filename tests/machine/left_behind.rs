@@ -3,6 +3,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -111,6 +112,42 @@ fn a_signal_while_the_machine_boots_leaves_no_cgroup() {
         run.wait();
 
         assert_eq!(cgroups(), 0);
+    }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn groups_left_behind_do_not_keep_a_new_one_from_being_made() {
+    let root = Path::new("/sys/fs/cgroup");
+    // A group has what the one above it hands on, and on a host where nothing was limited before that is nothing.
+    std::fs::write(root.join("cgroup.subtree_control"), "+cpu +memory +pids").unwrap();
+    let crowded = root.join("crowded");
+    std::fs::create_dir_all(crowded.join("inner")).unwrap();
+    // The first process has not begun then.
+    std::fs::create_dir(crowded.join("sandvmm-1-999999999-1")).unwrap();
+    std::fs::write(crowded.join("cgroup.max.descendants"), "2").unwrap();
+    let script = "echo $$ > /sys/fs/cgroup/crowded/inner/cgroup.procs
+        exec sandvmm run --timeout 0 -- sh -c 'echo up; sleep 1000'";
+
+    let mut machine = Background::start(Command::new("sh").args(["-c", script]));
+    machine.wait_for_output("up\n");
+
+    let own = format!("sandvmm-{}-", machine.child().id());
+    let groups: Vec<String> = std::fs::read_dir(&crowded)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("sandvmm-"))
+        .collect();
+    assert!(
+        groups.len() == 1 && groups[0].starts_with(&own),
+        "{groups:?}"
+    );
+    signal(machine.child().id(), Signal::TERM);
+    machine.wait();
+    for group in [&crowded.join("inner"), &crowded] {
+        eventually(Duration::from_secs(10), "the group is empty", || {
+            std::fs::remove_dir(group).is_ok()
+        });
     }
 }
 
