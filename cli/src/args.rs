@@ -12,8 +12,8 @@ use crate::doctor::DoctorArgs;
 use crate::repl::args::ReplArgs;
 use crate::run::args::{RUN_EXAMPLES, RUN_USAGE, RunArgs};
 use crate::session::args::{
-    CpArgs, ExecArgs, KillArgs, LsArgs, PsArgs, ResumeArgs, START_EXAMPLES, SessionArgs, ShellArgs,
-    StartArgs, StopArgs,
+    CpArgs, ExecArgs, KillArgs, LogsArgs, LsArgs, PsArgs, ResumeArgs, START_EXAMPLES, SessionArgs,
+    ShellArgs, StartArgs, StopArgs,
 };
 use crate::template::args::TemplateTask;
 use crate::workspace::WorkspaceTask;
@@ -52,8 +52,8 @@ pub(crate) enum Task {
     Ps(PsArgs),
     /// End a command of a sandbox, with all that it started
     Kill(KillArgs),
-    /// Show what detached commands (`exec -d`) have printed: its last MiBs
-    Logs(SessionArgs),
+    /// Show what detached commands (`exec -d`) have printed: its last MiBs; with -f also what they print
+    Logs(LogsArgs),
     /// End sandboxes that were started; nothing of them is left
     Stop(StopArgs),
     /// Show the sandboxes that were started: name, state, processors, memory, age

@@ -132,6 +132,16 @@ pub(crate) struct SessionArgs {
     pub(crate) name: String,
 }
 
+/// `sandvmm logs`.
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    /// The sandbox's name
+    pub(crate) name: String,
+    /// Go on with what is printed from now on, until the sandbox ends
+    #[arg(short = 'f', long)]
+    pub(crate) follow: bool,
+}
+
 /// `sandvmm stop`.
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {

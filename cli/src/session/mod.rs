@@ -2,11 +2,11 @@
 
 pub(crate) mod args;
 mod exec;
+mod logs;
 mod start;
 
 use std::ffi::OsStr;
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,6 +21,7 @@ use crate::{notice, output};
 use args::{CpArgs, KillArgs, LsArgs, PsArgs, SessionArgs, StopArgs};
 
 pub(crate) use exec::{exec, shell};
+pub(crate) use logs::logs;
 pub(crate) use start::{resume, start};
 
 /// Says why something could not be done, and gives the exit code.
@@ -121,20 +122,6 @@ pub(crate) fn ps(args: &PsArgs) -> u8 {
 pub(crate) fn kill(args: &KillArgs) -> u8 {
     let told = Session::open(&args.name).and_then(|session| session.signal(args.id, args.signal));
     conclude(told.map(|()| String::new()))
-}
-
-/// Shows what detached commands have printed; for a terminal, escaped.
-pub(crate) fn logs(args: &SessionArgs) -> u8 {
-    let bytes = match Session::open(&args.name).and_then(|session| session.log()) {
-        Ok(bytes) => bytes,
-        Err(error) => return failed(&error),
-    };
-    if !std::io::stdout().is_terminal() {
-        return output::print_bytes(&bytes, 0);
-    }
-    let text = String::from_utf8_lossy(&bytes);
-    let lines = text.lines().map(|line| escape(line) + "\n");
-    output::print(&lines.collect::<String>(), 0)
 }
 
 /// Ends sessions.

@@ -136,7 +136,7 @@ pub(super) fn read(folder: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Both files, where they are there, the older one first. If the later one is what it was when both were open, the other is what comes before it.
-fn open_both(folder: &Path) -> io::Result<[Option<File>; 2]> {
+pub(super) fn open_both(folder: &Path) -> io::Result<[Option<File>; 2]> {
     let mut tries_left = OPEN_TRIES;
     loop {
         let current = open(folder, CURRENT)?;
@@ -157,7 +157,7 @@ fn open(folder: &Path, name: &str) -> io::Result<Option<File>> {
     }
 }
 
-fn inode(file: Option<&File>) -> io::Result<Option<u64>> {
+pub(super) fn inode(file: Option<&File>) -> io::Result<Option<u64>> {
     file.map(|file| Ok(file.metadata()?.ino())).transpose()
 }
 

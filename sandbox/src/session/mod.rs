@@ -17,6 +17,7 @@
 mod answers;
 mod command;
 mod folder;
+mod follow;
 mod log;
 mod root;
 mod serve;
@@ -40,6 +41,7 @@ use wire::{Connection, Copy, Reply, Request, WireError};
 pub use answers::MAX_DETACHED;
 pub use command::{SessionChild, SessionCommand, SessionCommandInfo};
 pub use folder::SessionInfo;
+pub use follow::LogFollower;
 pub use log::MAX_LOG_FILE_BYTES;
 #[cfg(test)]
 pub(crate) use serve::Pace;
@@ -314,6 +316,19 @@ impl Session {
         log::read(&self.alive.path).map_err(|source| SessionError::File {
             done: "read",
             path: self.alive.path.clone(),
+            source,
+        })
+    }
+
+    /// The same as it grows, until the session is over.
+    ///
+    /// # Errors
+    /// See [`SessionError`].
+    pub fn follow_log(self) -> Result<LogFollower, SessionError> {
+        let path = self.alive.path.clone();
+        LogFollower::new(self.alive).map_err(|source| SessionError::File {
+            done: "read",
+            path,
             source,
         })
     }
