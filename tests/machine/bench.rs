@@ -51,3 +51,20 @@ fn a_fork_is_measured_phase_by_phase_also_from_a_pool() {
     let list = sandvmm(["template", "list"]).done().expect(0);
     assert!(!list.text().contains("bench-"), "{}", list.text());
 }
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn streams_are_measured_both_ways_and_to_and_fro() {
+    let json = sandvmm(["bench", "streams", "-n", "2", "--json"])
+        .done()
+        .expect(0)
+        .json();
+    let text = sandvmm(["bench", "streams", "-n", "2"]).done().expect(0);
+
+    for (phase, name) in ["1 MiB out", "1 MiB in", "round trip"].iter().enumerate() {
+        let phase = &json["phases"][phase];
+        assert_eq!(phase["name"], *name, "{json}");
+        assert!(phase["took_us"]["p50"].as_u64().unwrap() > 0, "{json}");
+        assert!(text.text().contains(name), "{}", text.text());
+    }
+}

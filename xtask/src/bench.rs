@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: instructions of a boot and of a fork, counted phase by phase in the emulated host.
+//! `cargo xtask bench`: instructions of a boot and of a fork, counted phase by phase in the emulated host, and of what passes a stream.
 
 mod cell;
 mod check;
@@ -23,6 +23,7 @@ const RESULTS: &str = "benches/results";
 /// Files of that folder.
 const BOOTS: &str = "boot.json";
 const FORKS: &str = "fork.json";
+const STREAMS: &str = "streams.json";
 /// The machine that is measured: the one that published figures of other monitors are for.
 const MACHINE: [&str; 4] = ["--cpus", "1", "--memory", "128M"];
 
@@ -74,7 +75,7 @@ pub(crate) enum BenchError {
     },
 }
 
-/// The part of `sandvmm bench boot --json` and `bench fork --json` that the table shows. One microsecond is a thousand instructions.
+/// The part of `sandvmm bench boot --json` and its like that the table shows. One microsecond is a thousand instructions.
 #[derive(Debug, Deserialize)]
 struct Report {
     phases: Vec<Phase>,
@@ -94,7 +95,7 @@ struct Summary {
     max: u64,
 }
 
-/// Boots and forks `runs` times each, prints tables and keeps the figures; with `compares`, compares them with those that are kept instead.
+/// Boots, forks and sends `runs` times each, prints tables and keeps the figures; with `compares`, compares them with those that are kept instead.
 pub(crate) fn bench(
     workspace: &Workspace,
     runs: u32,
@@ -117,7 +118,7 @@ pub(crate) fn bench(
         reports(&command, workspace, progress)
     };
     let mut is_worse = false;
-    if only != Some(Measurement::Fork) {
+    if only.is_none_or(|only| only == Measurement::Boot) {
         let boots = measure("boot", boots(runs, compares))?;
         let whole = boots.first().unwrap_or(&Value::Null);
         let report = understand(whole)?;
@@ -131,7 +132,7 @@ pub(crate) fn bench(
             keep(workspace, &files, BOOTS, kept)?;
         }
     }
-    if only != Some(Measurement::Boot) {
+    if only.is_none_or(|only| only == Measurement::Fork) {
         let forks = measure("fork", fork::commands(runs, compares))?;
         let whole = forks.first().unwrap_or(&Value::Null);
         let report = understand(whole)?;
@@ -143,6 +144,20 @@ pub(crate) fn bench(
             print!("{rows}");
             let kept = json!({ "benchmark": "fork", "report": whole, "variants": variants });
             keep(workspace, &files, FORKS, kept)?;
+        }
+    }
+    if only.is_none_or(|only| only == Measurement::Streams) {
+        let machine = MACHINE.join(" ");
+        let command = format!("sandvmm bench streams --json -n {runs} {machine}");
+        let streams = measure("stream", command)?;
+        let whole = streams.first().unwrap_or(&Value::Null);
+        let report = understand(whole)?;
+        print!("\n{}", table("of each", &report, runs));
+        if compares {
+            is_worse |= compare(workspace, STREAMS, &report)?;
+        } else {
+            let kept = json!({ "benchmark": "streams", "report": whole });
+            keep(workspace, &files, STREAMS, kept)?;
         }
     }
     if is_worse {

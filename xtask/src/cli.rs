@@ -19,6 +19,8 @@ pub(crate) enum Measurement {
     Boot,
     /// Machines that are forked
     Fork,
+    /// What passes a command's streams
+    Streams,
 }
 
 /// The tasks.
@@ -56,9 +58,9 @@ pub(crate) enum Task {
         #[arg(value_name = "FILTER")]
         filters: Vec<OsString>,
     },
-    /// Count the instructions of a boot and of a fork, phase by phase, and keep them in benches/results
+    /// Count the instructions of a boot and of a fork, phase by phase, and of what passes a stream, and keep them in benches/results
     Bench {
-        /// How often to boot, and to fork
+        /// How often to boot, to fork and to send
         #[arg(short = 'n', long, default_value_t = 5, value_name = "N")]
         runs: u32,
         /// Measure this alone

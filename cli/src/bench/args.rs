@@ -17,6 +17,8 @@ pub(crate) enum Bench {
     Boot(BenchBootArgs),
     /// Fork a template one after another, have each fork's warm interpreter print, and print when each phase was reached
     Fork(BenchForkArgs),
+    /// Pass bytes through a command's streams, out of a machine and in, and one byte to and fro
+    Streams(BenchStreamsArgs),
 }
 
 /// `sandvmm bench boot`.
@@ -50,6 +52,21 @@ pub(crate) struct BenchForkArgs {
     /// Take each fork from a pool of so many that wait; clocks begin with the taking
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) pool: Option<u16>,
+    /// The machine.
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+/// `sandvmm bench streams`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchStreamsArgs {
+    /// How often each is measured
+    #[arg(short = 'n', long = "runs", value_name = "N", default_value_t = DEFAULT_BENCH_RUNS,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BENCH_RUNS)))]
+    pub(crate) runs: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
     /// The machine.
     #[command(flatten)]
     pub(crate) machine: MachineArgs,

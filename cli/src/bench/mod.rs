@@ -1,9 +1,10 @@
-//! `sandvmm bench`: machines, one after another, and when each phase of their lives was reached.
+//! `sandvmm bench`: machines, one after another, and when each phase of their lives was reached; and what passes their streams.
 
 pub(crate) mod args;
 mod boot;
 mod fork;
 mod statistics;
+mod streams;
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use crate::{machine, notice, output};
 pub(crate) use boot::boot;
 pub(crate) use fork::fork;
 use statistics::Summary;
+pub(crate) use streams::streams;
 
 /// Exit code when a machine did not do what it was to do.
 const FAILED: u8 = 125;
