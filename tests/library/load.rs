@@ -23,12 +23,15 @@ pub(crate) const TESTS: &[Test] = &[
 /// How long each abuser is left at it.
 const ABUSE: Duration = Duration::from_secs(6);
 
-/// How soon a control channel answers on an emulated host of two processors, which runs two guests and an abuser's supervisor on them; where
-/// they are real, it is a second.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// How soon a sandbox answers beside an abuser, and how soon an abuser is gone. An emulated host of two processors has 0.25 s at worst, and 0.2 s when
+/// nothing else runs; there are machines that do more beside the tests.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// The same beside eight guests that are busy all the time, on two emulated processors: it has 2.3 s.
+const BUSY_ANSWER_LIMIT: Duration = Duration::from_secs(15);
 
 /// MiB that go each way through each sandbox, unless the variable says otherwise: an emulated processor does not bear a gigabyte.
-const TRAFFIC_MIB: usize = 8;
+const TRAFFIC_MIB: usize = 4;
 
 /// How many sandboxes they go through at once.
 const SANDBOXES: usize = 8;
@@ -72,14 +75,14 @@ fn beside(abuse: &str) {
     assert!(child.try_wait().is_none(), "it is still at it");
     let ended = Instant::now();
     drop(child);
-    let usual = abused.end();
+    let end = abused.end();
     println!(
         "alone {alone:?}, at worst {worst:?} in {rounds} rounds; ended in {:?}",
         ended.elapsed()
     );
     assert!(worst < ANSWER_LIMIT, "{worst:?}");
     assert!(ended.elapsed() < ANSWER_LIMIT, "{:?}", ended.elapsed());
-    assert!(usual.crash.is_none(), "{usual:?}");
+    assert!(end.crash.is_none(), "{end:?}");
     for drain in drains {
         drain.join().unwrap();
     }
@@ -121,7 +124,7 @@ fn traffic() {
         worst
     });
     println!("answered within {asked_at_worst:?}");
-    assert!(asked_at_worst < ANSWER_LIMIT, "{asked_at_worst:?}");
+    assert!(asked_at_worst < BUSY_ANSWER_LIMIT, "{asked_at_worst:?}");
 }
 
 /// Sends so much through a sandbox and compares three digests: of what was sent, what the guest saw, and what came back.

@@ -219,6 +219,9 @@ fn say(sandbox: &Sandbox, script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Forks of forks.
+const GENERATIONS: u32 = 5;
+
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn a_sandbox_in_use_is_saved_goes_on_and_is_forked_through_generations() {
@@ -232,7 +235,7 @@ fn a_sandbox_in_use_is_saved_goes_on_and_is_forked_through_generations() {
         ])
         .spawn()
         .unwrap();
-    for generation in 1..=3 {
+    for generation in 1..=GENERATIONS {
         let named = Named(format!("test-{}-{generation}", std::process::id()));
         let template = sandbox.snapshot(&named.0).unwrap();
         // The parent goes on, its command too.
@@ -261,7 +264,7 @@ fn a_sandbox_in_use_is_saved_goes_on_and_is_forked_through_generations() {
         assert!(!say(&sandbox, "cat /tmp/file").contains(&generation.to_string()));
         sandbox = fork;
     }
-    assert_eq!(say(&sandbox, "cat /tmp/file"), "0\n1\n2\n3\n");
+    assert_eq!(say(&sandbox, "cat /tmp/file"), "0\n1\n2\n3\n4\n5\n");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use sandvmm::{Sandbox, Stdio};
+use sandvmm_tests::eventually;
 use sha2::{Digest, Sha256};
 
 use super::{Named, machine, shell, text};
@@ -102,8 +103,17 @@ fn a_machine_saved_under_traffic_loses_nothing_and_its_forks_work() {
                 std::thread::sleep(Duration::from_millis(10));
             }
             let template = Named::of(&parent, &format!("traffic-{number}"));
-            let fork = template.fork();
+            let console = tempfile::NamedTempFile::new().unwrap();
+            let builder = template.0.sandbox().console(console.reopen().unwrap());
+            let fork = builder.start().unwrap();
             echo(&fork, number as u64);
+            // Its serial port: the kernel's alerts go there.
+            let alert = "echo '<1>said by the fork' > /dev/kmsg";
+            text(fork.command("sh").args(["-c", alert]).user("root"));
+            eventually(STUCK_AFTER, "the console has it", || {
+                let said = std::fs::read(console.path()).unwrap();
+                String::from_utf8_lossy(&said).contains("said by the fork")
+            });
             assert_eq!(
                 text(fork.command("sh").args(["-c", DISK]).user("root")),
                 expected
