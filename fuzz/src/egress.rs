@@ -1,10 +1,12 @@
-//! Targets `tls`, `http` and `dns`: what is read of a guest's connections before any of it leaves, and of its programs' questions.
+//! Targets `tls`, `http`, `dns` and `answers`: what is read of a guest's connections before any of it leaves, of its programs' questions,
+//! and of what comes back from a server that has a secret.
 //!
 //! Checked: what passes is for the host that was allowed, whatever the bytes; pieces make no difference; nothing passes that was not
-//! there; a question is answered once, by one name, in bounded bytes.
+//! there; a question is answered once, by one name, in bounded bytes; no secret comes back in an answer, and what passes of one is understood again.
 
 use egress::guard::Guard;
 use egress::http::HttpGuard;
+use egress::interception::answers::{AnswerError, Answers, Asked};
 use egress::name::HostName;
 use egress::policy::Target;
 use egress::tls;
@@ -258,6 +260,113 @@ fn question(labels: &[&[u8]], kind: u8) -> Vec<u8> {
     }
     bytes.extend([0, 0, kind, 0, 1]);
     bytes
+}
+
+/// The secret that a server sends back.
+const SECRET: &[u8] = b"s3cr3t-value-of-a-header-field";
+
+/// Requests that are asked: so many more than an input can answer.
+const ASKED: usize = 200;
+
+/// What passes of an answer in pieces of this size, and whether it was understood to its end.
+fn answered(bytes: &[u8], size: usize, method: &str) -> (Vec<u8>, Result<(), AnswerError>) {
+    let (mut answers, mut asked, mut out) =
+        (Answers::without(SECRET), Asked::default(), Vec::new());
+    for _ in 0..ASKED {
+        asked.add(method);
+    }
+    let mut pieces = bytes.chunks(size);
+    let end = pieces.try_for_each(|piece| answers.take(piece, &mut asked, &mut out));
+    if end.is_ok() {
+        answers.end(&mut out);
+    }
+    (out, end)
+}
+
+/// Runs the target `answers`.
+pub fn run_answers(data: &[u8]) {
+    let mut input = Input::new(data);
+    let method = if input.u8() % 2 == 1 { "HEAD" } else { "GET" };
+    let size = usize::from(input.u8()) + 1;
+    let bytes = input.rest();
+    let whole = answered(bytes, usize::MAX, method);
+    let pieces = answered(bytes, size, method);
+    assert_eq!(whole.1, pieces.1, "pieces of {size} make a difference");
+    let again = [&whole.0, &pieces.0].map(|passed| {
+        assert!(!passed.windows(SECRET.len()).any(|some| some == SECRET));
+        // Each piece may be a chunk of its own, and what ends one.
+        assert!(passed.len() <= bytes.len() * 10 + SECRET.len());
+        answered(passed, usize::MAX, method)
+    });
+    if whole.1.is_ok() {
+        assert_eq!(again[0].1, Ok(()), "what has passed is not understood");
+        // Chunks may be others; what they are of is the same.
+        assert_eq!(again[0], again[1]);
+    }
+}
+
+/// The corpus of `answers`.
+#[must_use]
+pub fn answers_seeds() -> Seeds {
+    let of = |is_head: u8, size: u8, text: &str| {
+        let secret = String::from_utf8_lossy(SECRET);
+        let text = text.replace("SECRET", &secret);
+        [&[is_head, size], text.as_bytes()].concat()
+    };
+    vec![
+        (
+            "length",
+            of(
+                0,
+                6,
+                "HTTP/1.1 200 OK\r\nX: SECRET\r\nContent-Length: 33\r\n\r\n> SECRET\nHTTP/1.1 204 No\r\n\r\n",
+            ),
+        ),
+        (
+            "chunks",
+            of(
+                0,
+                3,
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\ns3\r\n1c\r\ncr3t-value-of-a-header-field\r\n0\r\nT: SECRET\r\n\r\n",
+            ),
+        ),
+        (
+            "chunks_without_end",
+            of(
+                0,
+                20,
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40;x=y\r\nSECRETs3cr3t-value",
+            ),
+        ),
+        (
+            "until_closed",
+            of(0, 0, "HTTP/1.0 200 OK\r\n\r\nSECRETSECRETs3cr3t"),
+        ),
+        (
+            "head",
+            of(
+                1,
+                9,
+                "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nHTTP/1.1 304 Not\r\n\r\n",
+            ),
+        ),
+        (
+            "interim",
+            of(
+                0,
+                7,
+                "HTTP/1.1 103 Early\r\nLink: <SECRET>\r\n\r\nHTTP/1.1 200\r\nContent-Length: 0\r\n\r\n",
+            ),
+        ),
+        (
+            "two_lengths",
+            of(
+                0,
+                50,
+                "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+            ),
+        ),
+    ]
 }
 
 /// The corpus of `dns`.

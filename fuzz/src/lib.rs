@@ -15,6 +15,7 @@
 //! | `agent` | the host, or the stream between | the guest agent's readers, and content of files |
 //! | `supervisor` | the guest's agent, the machine's process | the library's side of both |
 //! | `tls`, `http` | the guest | what is read of its connections before any of it leaves |
+//! | `answers` | a server that has a secret | what it answers, without the secret |
 //! | `dns` | a program of the guest | questions for names |
 //! | `control` | the supervisor | the machine's side of the control socket |
 #![forbid(unsafe_code)]
@@ -70,7 +71,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target {
         name: "mmio",
         run: mmio::run,
@@ -125,6 +126,11 @@ pub const TARGETS: [Target; 12] = [
         name: "dns",
         run: egress::run_dns,
         seeds: egress::dns_seeds,
+    },
+    Target {
+        name: "answers",
+        run: egress::run_answers,
+        seeds: egress::answers_seeds,
     },
     Target {
         name: "control",

@@ -83,6 +83,11 @@ fn http() {
 }
 
 #[test]
+fn answers() {
+    replay("answers");
+}
+
+#[test]
 fn dns() {
     replay("dns");
 }

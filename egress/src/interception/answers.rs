@@ -5,10 +5,13 @@
 //! anew. What can't be understood ends the connection. Trailers, which a recipient may leave out (RFC 9110 §6.5.1), are left out.
 
 use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
 
 use memchr::{memchr, memmem};
 
 use super::mask::Masks;
+use super::needle::Needle;
 
 /// Longest head of an answer, in bytes; curl takes 300 KiB, others far less.
 const MAX_HEAD_BYTES: usize = 128 << 10;
@@ -33,13 +36,13 @@ const HEAD_END: &[u8] = b"\r\n\r\n";
 /// Why an answer is not passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the server's answer is not understood: {0}")]
-pub(super) struct AnswerError(&'static str);
+pub struct AnswerError(&'static str);
 
 const NO_HEAD: AnswerError = AnswerError("its head is none of HTTP/1");
 
 /// The requests that are not answered yet, of which it matters whether their answer has a content.
 #[derive(Debug, Default)]
-pub(super) struct Asked(VecDeque<bool>);
+pub struct Asked(VecDeque<bool>);
 
 impl Asked {
     pub(super) fn has_room(&self) -> bool {
@@ -47,7 +50,7 @@ impl Asked {
     }
 
     /// A request with this method. One that is HEAD in another case has no content either, or ends the connection.
-    pub(super) fn add(&mut self, method: &str) {
+    pub fn add(&mut self, method: &str) {
         self.0.push_back(method.eq_ignore_ascii_case("HEAD"));
     }
 }
@@ -68,13 +71,21 @@ enum State {
 }
 
 /// The answers of one connection.
-pub(super) struct Answers {
+pub struct Answers {
     state: State,
     masks: Masks,
     /// A head or a line that is not whole.
     held: Vec<u8>,
     /// Content that is to be sent on as a chunk.
     chunk: Vec<u8>,
+}
+
+impl fmt::Debug for Answers {
+    /// Nothing of what is held: it may be a secret's.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = out.debug_struct("Answers");
+        shown.field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 impl Answers {
@@ -87,11 +98,17 @@ impl Answers {
         }
     }
 
+    /// With one value made unreadable in them, which is not empty.
+    #[must_use]
+    pub fn without(value: &[u8]) -> Self {
+        Self::new(Masks::new([Arc::new(Needle::new(value))], &Arc::default()))
+    }
+
     /// Takes what came next, and appends to `out` what may pass.
     ///
     /// # Errors
     /// [`AnswerError`]; the connection is of no more use then.
-    pub(super) fn take(
+    pub fn take(
         &mut self,
         bytes: &[u8],
         asked: &mut Asked,
@@ -120,7 +137,7 @@ impl Answers {
     }
 
     /// Nothing came for as long as a beginning is held.
-    pub(super) fn pause(&mut self, out: &mut Vec<u8>) {
+    pub fn pause(&mut self, out: &mut Vec<u8>) {
         if self.is_chunked() {
             self.masks.pause(&mut self.chunk);
             self.flush(out);
@@ -130,7 +147,7 @@ impl Answers {
     }
 
     /// Nothing will come: what has no other end has it here.
-    pub(super) fn end(&mut self, out: &mut Vec<u8>) {
+    pub fn end(&mut self, out: &mut Vec<u8>) {
         if self.is_chunked() {
             self.masks.end(&mut self.chunk);
             self.flush(out);
@@ -322,24 +339,20 @@ fn number(digits: &[u8], radix: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use proptest::prelude::*;
 
-    use super::super::needle::Needle;
     use super::*;
 
     const VALUE: &str = "s3cr3t-value";
     const STARS: &str = "************";
 
-    fn answers() -> Answers {
-        let needle = Arc::new(Needle::new(VALUE.as_bytes()));
-        Answers::new(Masks::new([needle], &Arc::default()))
-    }
-
     /// What comes of these bytes in pieces of this size, without an end of the connection.
     fn passed(methods: &[&str], bytes: &str, size: usize) -> Result<String, AnswerError> {
-        let (mut answers, mut asked, mut out) = (answers(), Asked::default(), Vec::new());
+        let (mut answers, mut asked, mut out) = (
+            Answers::without(VALUE.as_bytes()),
+            Asked::default(),
+            Vec::new(),
+        );
         for method in methods {
             asked.add(method);
         }
@@ -443,7 +456,7 @@ mod tests {
 
     #[test]
     fn an_answer_without_a_length_ends_with_the_connection() {
-        let (mut answers, mut out) = (answers(), Vec::new());
+        let (mut answers, mut out) = (Answers::without(VALUE.as_bytes()), Vec::new());
         let text = b"HTTP/1.0 200 OK\r\n\r\nit ends in s3cr3t-valu";
         answers.take(text, &mut Asked::default(), &mut out).unwrap();
         assert!(out.ends_with(b"ends in "));

@@ -3,7 +3,7 @@
 //!
 //! Nothing here is made for a sandbox without secrets.
 
-mod answers;
+pub mod answers;
 mod authority;
 mod mask;
 mod needle;
