@@ -290,7 +290,7 @@ fn names(list: &str, controller: &str) -> bool {
 /// the new one from being made.
 fn make(parent: &Path, path: &Path) -> io::Result<()> {
     match fs::create_dir(path) {
-        // What the kernel says to one group too many, and to nothing else.
+        // What the kernel says to one group too many, here or above, and to one too deep, of which no sweep makes less.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             sweep(parent);
             fs::create_dir(path)

@@ -76,7 +76,7 @@ fn beside(abuse: &str) {
     let ended = Instant::now();
     drop(child);
     let end = abused.end();
-    println!(
+    eprintln!(
         "alone {alone:?}, at worst {worst:?} in {rounds} rounds; ended in {:?}",
         ended.elapsed()
     );
@@ -123,7 +123,7 @@ fn traffic() {
         }
         worst
     });
-    println!("answered within {asked_at_worst:?}");
+    eprintln!("answered within {asked_at_worst:?}");
     assert!(asked_at_worst < BUSY_ANSWER_LIMIT, "{asked_at_worst:?}");
 }
 

@@ -3,9 +3,9 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use sandvmm_tests::{Background, eventually, is_alive, program, run};
@@ -121,15 +121,18 @@ fn groups_left_behind_do_not_keep_a_new_one_from_being_made() {
     let root = Path::new("/sys/fs/cgroup");
     // A group has what the one above it hands on, and on a host where nothing was limited before that is nothing.
     std::fs::write(root.join("cgroup.subtree_control"), "+cpu +memory +pids").unwrap();
-    let crowded = root.join("crowded");
-    std::fs::create_dir_all(crowded.join("inner")).unwrap();
+    let crowded = root.join(format!("crowded-{}", std::process::id()));
+    let inner = crowded.join("inner");
     // The first process has not begun then.
-    std::fs::create_dir(crowded.join("sandvmm-1-999999999-1")).unwrap();
+    let left = crowded.join("sandvmm-1-999999999-1");
+    let _groups = Groups([left.clone(), inner.clone(), crowded.clone()]);
+    std::fs::create_dir_all(&inner).unwrap();
+    std::fs::create_dir(&left).unwrap();
     std::fs::write(crowded.join("cgroup.max.descendants"), "2").unwrap();
-    let script = "echo $$ > /sys/fs/cgroup/crowded/inner/cgroup.procs
+    let script = "echo $$ > \"$1/cgroup.procs\"
         exec sandvmm run --timeout 0 -- sh -c 'echo up; sleep 1000'";
 
-    let mut machine = Background::start(Command::new("sh").args(["-c", script]));
+    let mut machine = Background::start(Command::new("sh").args(["-c", script, "sh"]).arg(&inner));
     machine.wait_for_output("up\n");
 
     let own = format!("sandvmm-{}-", machine.child().id());
@@ -144,10 +147,20 @@ fn groups_left_behind_do_not_keep_a_new_one_from_being_made() {
     );
     signal(machine.child().id(), Signal::TERM);
     machine.wait();
-    for group in [&crowded.join("inner"), &crowded] {
-        eventually(Duration::from_secs(10), "the group is empty", || {
-            std::fs::remove_dir(group).is_ok()
-        });
+}
+
+/// Control groups of a test's own, removed at its end, whatever that is.
+struct Groups([PathBuf; 3]);
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        for group in &self.0 {
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while group.exists() && std::fs::remove_dir(group).is_err() && Instant::now() < deadline
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
     }
 }
 

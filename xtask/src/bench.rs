@@ -30,8 +30,10 @@ const MACHINE: [&str; 4] = ["--cpus", "1", "--memory", "128M"];
 /// Where pictures are kept, below the project's root.
 const PICTURES: &str = "docs/img";
 
-/// Milliseconds that each boot of a measurement may take on the emulated host's clock (it takes a third), and how often it is tried.
+/// Milliseconds that each boot of a measurement may take on the emulated host's clock (it takes a third), those that the measurement of
+/// streams may take for all (its boot, and some MiB and round trips), and how often each is tried.
 const BOOT_MAX_MS: u32 = 250;
+const STREAMS_MAX_MS: u32 = 60_000;
 const MEASUREMENT_TRIES: usize = 4;
 
 /// Why there is no result.
@@ -53,7 +55,9 @@ pub(crate) enum BenchError {
     #[error("The measurement ended with exit code {0}; what it said stands above")]
     Failed(u8),
     /// There is nothing to compare with.
-    #[error("The kept figures could not be read: {file}")]
+    #[error(
+        "The kept figures could not be read: {file}; measure without --check once, which keeps them"
+    )]
     Kept {
         /// Where they should be.
         file: PathBuf,
@@ -149,7 +153,7 @@ pub(crate) fn bench(
     if only.is_none_or(|only| only == Measurement::Streams) {
         let machine = MACHINE.join(" ");
         let command = format!("sandvmm bench streams --json -n {runs} {machine}");
-        let streams = measure("stream", command)?;
+        let streams = measure("stream", tried(&command, STREAMS_MAX_MS))?;
         let whole = streams.first().unwrap_or(&Value::Null);
         let report = understand(whole)?;
         print!("\n{}", table("of each", &report, runs));

@@ -63,8 +63,9 @@ fn out(ends: &mut Ends) -> Result<Duration, String> {
     let mut left = BYTES;
     while left > 0 {
         match ends.from.read(&mut piece) {
-            Ok(count) if count > 0 => left = left.saturating_sub(count),
-            other => return Err(format!("The guest's program ended early: {other:?}")),
+            Ok(0) => return Err("The guest's program ended early".to_owned()),
+            Ok(count) => left = left.saturating_sub(count),
+            Err(error) => return Err(format!("The guest's program ended early: {error}")),
         }
     }
     Ok(begun.elapsed() / MIB)

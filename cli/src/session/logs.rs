@@ -24,7 +24,7 @@ pub(crate) fn logs(args: &LogsArgs) -> u8 {
     }
 }
 
-/// Shows it as it grows, a whole line at a time, until the session is over or nobody reads.
+/// Shows it as it grows, a whole line at a time, until the session is over; where nobody reads any more, until the next line.
 fn follow(name: &str) -> u8 {
     let mut log = match Session::open(name).and_then(Session::follow_log) {
         Ok(log) => log,

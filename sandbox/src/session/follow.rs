@@ -13,8 +13,9 @@ use super::log;
 /// Pause between two looks for more.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
-/// What stands for lines that were dropped before they were read: a file of them was begun and filled meanwhile.
-const LOST: &[u8] = b"[session] Lines were printed faster than they were read, and are lost here\n";
+/// What stands where a file was begun and filled since the last look, and another one perhaps as well, which is gone then.
+const GAP: &[u8] =
+    b"[session] Lines were printed faster than they were read, and some may be lost here\n";
 
 /// A log as it grows, from what is kept of it on ([`Session::follow_log`](super::Session::follow_log)). A read waits for more; the end is the
 /// session's.
@@ -38,72 +39,75 @@ impl Read for LogFollower {
         loop {
             // Asked before the look: what was written before its end is seen by that.
             let is_over = !self.alive.is_held();
-            let count = self.log.more(buffer)?;
+            let count = self.log.known(buffer)?;
             if count > 0 || is_over || buffer.is_empty() {
                 return Ok(count);
+            }
+            // Not after its end: the next session of that name has its log in the same place.
+            if self.log.turn()? {
+                continue;
             }
             thread::sleep(LOOK_PERIOD);
         }
     }
 }
 
-/// The files that are still to be read.
+/// What is still to be read, the oldest first.
 #[derive(Debug)]
 struct Following {
     folder: PathBuf,
-    /// The oldest first; the last one is the newest that was seen, and is kept when its end is reached.
-    files: VecDeque<File>,
-    /// What is left of a word about lost lines.
-    word: &'static [u8],
+    /// The last one is the newest file that was seen, and is kept when its end is reached.
+    parts: VecDeque<Part>,
+}
+
+#[derive(Debug)]
+enum Part {
+    File(File),
+    /// What is left of a word of this side's.
+    Word(&'static [u8]),
 }
 
 impl Following {
     fn new(folder: PathBuf) -> io::Result<Self> {
-        let files = log::open_both(&folder)?.into_iter().flatten().collect();
-        Ok(Self {
-            folder,
-            files,
-            word: &[],
-        })
+        let files = log::open_both(&folder)?.into_iter().flatten();
+        let parts = files.map(Part::File).collect();
+        Ok(Self { folder, parts })
     }
 
-    /// Reads what there is; 0 where there is no more yet.
-    fn more(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+    /// Reads what there is in the files that were seen; 0 at their end.
+    fn known(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            let said = self.word.read(buffer)?;
-            if said > 0 {
-                return Ok(said);
-            }
-            let count = match self.files.front_mut() {
-                Some(file) => file.read(buffer)?,
+            let count = match self.parts.front_mut() {
+                Some(Part::File(file)) => file.read(buffer)?,
+                Some(Part::Word(word)) => word.read(buffer)?,
                 None => 0,
             };
-            if count > 0 || buffer.is_empty() {
+            // Nobody writes to a file any more after which another was begun.
+            if count > 0 || buffer.is_empty() || self.parts.len() < 2 {
                 return Ok(count);
             }
-            // Nobody writes to one any more after which another was begun.
-            if self.files.len() > 1 {
-                self.files.pop_front();
-            } else if !self.turn()? {
-                return Ok(0);
-            }
+            self.parts.pop_front();
         }
     }
 
     /// Looks whether another file was begun. The one that was read is read once more then: something may have come to it meanwhile.
     fn turn(&mut self) -> io::Result<bool> {
-        let known = log::inode(self.files.back())?;
+        let newest = match self.parts.back() {
+            Some(Part::File(file)) => Some(file),
+            _ => None,
+        };
+        let known = log::inode(newest)?;
         let [before, current] = log::open_both(&self.folder)?;
         if current.is_none() || log::inode(current.as_ref())? == known {
             return Ok(false);
         }
         if log::inode(before.as_ref())? != known {
             if known.is_some() {
-                self.word = LOST;
+                self.parts.push_back(Part::Word(GAP));
             }
-            self.files.extend(before);
+            self.parts.extend(before.map(Part::File));
         }
-        self.files.extend(current);
+        self.parts.extend(current.map(Part::File));
         Ok(true)
     }
 }
@@ -111,7 +115,7 @@ impl Following {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     use super::super::log::{Log, MAX_LOG_FILE_BYTES};
     use super::*;
@@ -125,17 +129,18 @@ mod tests {
         let mut bytes = Vec::new();
         let mut buffer = [0; 4096];
         loop {
-            match following.more(&mut buffer).unwrap() {
+            match following.known(&mut buffer).unwrap() {
+                0 if following.turn().unwrap() => {}
                 0 => return String::from_utf8(bytes).unwrap(),
                 count => bytes.extend_from_slice(&buffer[..count]),
             }
         }
     }
 
-    /// Fills the file that is written to, so that the next line begins another.
+    /// Fills a file, whatever is in it: what is left of it is filled, and another one begun.
     fn fill(log: &Log, whose: &str) {
-        let line = [b'x'; 4086];
-        for _ in 0..MAX_LOG_FILE_BYTES / 4096 {
+        let line = [b'x'; 4090];
+        for _ in 0..MAX_LOG_FILE_BYTES / 4090 {
             log.line(whose, &line);
         }
     }
@@ -155,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_is_gone_on_with_and_a_lost_one_is_said() {
+    fn another_file_is_gone_on_with() {
         let folder = tempfile::tempdir().unwrap();
         let log = Log::new(folder.path()).unwrap();
         log.line("1", b"first");
@@ -165,15 +170,34 @@ mod tests {
         fill(&log, "2");
         log.line("3", b"next");
         let turned = all(&mut following);
-        fill(&log, "4");
-        fill(&log, "5");
-        log.line("6", b"last");
-        let lost = all(&mut following);
 
+        let [before, _] = log::open_both(folder.path()).unwrap();
+        assert!(before.is_some(), "another one was begun");
         assert!(turned.starts_with("[2] ") && turned.ends_with("[3] next\n"));
         assert!(!turned.contains("lost"), "nothing was");
-        let (before, after) = lost.split_once("are lost here\n").unwrap();
-        assert!(!before.contains("[5]") && after.contains("[5] ") && after.ends_with("[6] last\n"));
+    }
+
+    #[test]
+    fn a_lost_file_is_said_where_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Log::new(folder.path()).unwrap();
+        log.line("1", b"first");
+        let mut following = follow(folder.path());
+        all(&mut following);
+
+        for whose in ["2", "3", "4", "5"] {
+            fill(&log, whose);
+        }
+        log.line("6", b"last");
+        let text = all(&mut following);
+
+        // The rest of the known file, the word, and the two files that are kept.
+        let (before, after) = text.split_once("[session] ").unwrap();
+        let (word, after) = after.split_once('\n').unwrap();
+        assert!(word.ends_with("lost here"));
+        assert!(before.starts_with("[2] ") && before.ends_with("x\n"));
+        assert!(!text.contains("[3] ") && after.ends_with("[6] last\n"));
+        assert!(after.starts_with('[') && after.contains("[5] "));
     }
 
     #[test]
@@ -181,6 +205,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let log = Log::new(folder.path()).unwrap();
         let is_done = AtomicBool::new(false);
+        let read_bytes = AtomicU64::new(0);
         // Three files of them.
         let lines = 3 * MAX_LOG_FILE_BYTES / 4000;
 
@@ -191,6 +216,7 @@ mod tests {
                 loop {
                     let was_done = is_done.load(Ordering::SeqCst);
                     text += &all(&mut following);
+                    read_bytes.store(text.len() as u64, Ordering::SeqCst);
                     if was_done {
                         return text;
                     }
@@ -198,9 +224,9 @@ mod tests {
             });
             for number in 0..lines {
                 log.line(&number.to_string(), &[b'y'; 4000]);
-                // As fast as a reader may be.
-                if number % 64 == 0 {
-                    std::thread::sleep(Duration::from_millis(5));
+                // Less than a file ahead of the reader.
+                while number * 4000 > read_bytes.load(Ordering::SeqCst) + MAX_LOG_FILE_BYTES / 2 {
+                    std::thread::sleep(Duration::from_millis(1));
                 }
             }
             is_done.store(true, Ordering::SeqCst);

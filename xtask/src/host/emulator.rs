@@ -68,7 +68,11 @@ impl Emulator {
         };
         packages::ensure(&NEEDS, progress)?;
         let (found, which) = match Self::copied(cache) {
-            Ok(copy) => (copy, "a mended copy of the installed QEMU".to_owned()),
+            Ok(copy) => (
+                copy,
+                "a mended copy of the installed QEMU, which before 10.2 may lose an interrupt,"
+                    .to_owned(),
+            ),
             Err(why) => (
                 Self::Installed,
                 format!(
@@ -109,7 +113,7 @@ impl Emulator {
 
     /// A copy of the installed QEMU, without what is wrong in it.
     fn copied(cache: &Cache) -> Result<Self, MendError> {
-        let program = Path::new("/").join(FOLDER).join(PROGRAM);
+        let program = packages::program(PROGRAM).ok_or(MendError::Absent)?;
         let code = std::fs::read(&program)?;
         let key = Key::of(std::iter::once(&*code).chain(mend::patterns().map(str::as_bytes)));
         let root = cache.entry("host-qemu", &key, |staging| -> Result<(), MendError> {
@@ -117,7 +121,12 @@ impl Emulator {
             std::fs::copy(&program, &copy)?;
             mend::mend(&copy)
         })?;
-        Ok(Self::Copied(root.join(PROGRAM)))
+        let copy = Self::Copied(root.join(PROGRAM));
+        if copy.version().is_some() {
+            Ok(copy)
+        } else {
+            Err(MendError::Unfit)
+        }
     }
 
     fn version(&self) -> Option<Version> {

@@ -83,8 +83,14 @@ pub(super) enum MendError {
     #[error("The code that is to be mended was found {0} times in the program, not once")]
     Unknown(usize),
     /// The program could not be read or written.
-    #[error("The program could not be changed")]
+    #[error("The program could not be read or changed: {0}")]
     Io(#[from] io::Error),
+    /// There is nothing to mend.
+    #[error("There is no program")]
+    Absent,
+    /// A cache from which no program may be executed, say.
+    #[error("The mended copy does not start")]
+    Unfit,
     /// There is no place for a copy.
     #[error(transparent)]
     Cache(#[from] CacheError),

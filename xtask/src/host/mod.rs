@@ -129,6 +129,15 @@ pub(crate) fn at_a_time() -> usize {
     if is_here() { 1 } else { qemu::at_a_time() }
 }
 
+/// Gets and builds what an emulated host consists of, so that those that are started next do not do it at the same time.
+pub(crate) fn prepare(progress: &Progress) -> Result<(), HostError> {
+    packages::ensure(&NEEDS, progress)?;
+    let cache = Cache::open()?;
+    guest::prepare(&cache, progress)?;
+    Emulator::find(&cache, progress)?;
+    Ok(())
+}
+
 /// When a command's standard output is shown that is watched.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Showing {

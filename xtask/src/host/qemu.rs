@@ -68,7 +68,7 @@ pub(super) struct Qemu {
 impl Qemu {
     /// Starts the machine. The returned socket is the other end of the agent's port.
     ///
-    /// To be called on the thread that lives as long as the process: the kernel ends QEMU with the thread that started it.
+    /// To be called on a thread that lives as long as the machine: the kernel ends QEMU with the thread that started it.
     pub(super) fn start(plan: &Plan<'_>) -> Result<(Self, UnixStream), QemuError> {
         let arguments = arguments(plan)?;
         let (here, there) = UnixStream::pair().map_err(QemuError::Start)?;
@@ -246,7 +246,7 @@ fn escaped(path: &OsStr) -> String {
         .collect()
 }
 
-/// How many machines of [`MEMORY_MIB`] there may be at once, each with a processor of this one's to itself.
+/// How many machines of [`MEMORY_MIB`] there may be at once, for each of which this one has a processor at least.
 pub(super) fn at_a_time() -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let fit = available_mib() / 4 * 3 / MEMORY_MIB;

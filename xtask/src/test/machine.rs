@@ -120,7 +120,8 @@ fn run_programs(
     progress: &Progress,
 ) -> Result<(), MachineTestsError> {
     programs.sort_by_key(|tests| Reverse(tests.names.len()));
-    let beside = if crate::host::at_a_time() > 1 {
+    let beside = if programs.len() > 1 && crate::host::at_a_time() > 1 {
+        crate::host::prepare(progress)?;
         programs.split_off(1)
     } else {
         Vec::new()
