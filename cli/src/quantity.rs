@@ -9,10 +9,10 @@ pub(crate) enum QuantityError {
     #[error("Say a duration such as 30s, 1m30s or 500ms; 0 for none")]
     NotADuration,
     /// Not a size at all.
-    #[error("Say a size such as 256M or 2G")]
+    #[error("Say a size such as 256M or 2G: a whole number, above 0, of K, M or G")]
     NotASize,
     /// A size that is no whole number of MiB.
-    #[error("Memory comes in whole MiB: say a multiple of 1M")]
+    #[error("Sizes come in whole MiB: say a multiple of 1M")]
     NotWholeMib,
     /// More than fits.
     #[error("That is more than can be counted")]

@@ -198,9 +198,7 @@ impl Verdict {
     /// A ceiling other than time and memory ended it.
     pub(crate) fn limit(limit: Limit) -> Self {
         Self {
-            message: Some(format!(
-                "The {limit} that the program may use is used up and it was ended"
-            )),
+            message: Some(format!("The program was ended at its limit of {limit}")),
             ..Self::ended(FAILED, Reason::Policy)
         }
     }
