@@ -27,7 +27,7 @@ use crate::packages::{self, Need, PackageError};
 use crate::progress::Progress;
 use crate::workspace::Workspace;
 use emulator::Emulator;
-use guest::GuestError;
+use guest::{Guest, GuestError};
 use qemu::{Plan, Qemu, QemuError};
 use wire::{DATA_BYTES_MAX, Frame, Start, WireError};
 
@@ -131,11 +131,15 @@ pub(crate) fn at_a_time() -> usize {
 
 /// Gets and builds what an emulated host consists of, so that those that are started next do not do it at the same time.
 pub(crate) fn prepare(progress: &Progress) -> Result<(), HostError> {
+    parts(progress).map(drop)
+}
+
+fn parts(progress: &Progress) -> Result<(Guest, Emulator), HostError> {
     packages::ensure(&NEEDS, progress)?;
     let cache = Cache::open()?;
-    guest::prepare(&cache, progress)?;
-    Emulator::find(&cache, progress)?;
-    Ok(())
+    let guest = guest::prepare(&cache, progress)?;
+    let emulator = Emulator::find(&cache, progress)?;
+    Ok((guest, emulator))
 }
 
 /// When a command's standard output is shown that is watched.
@@ -269,10 +273,7 @@ impl HostCommand {
         workspace: &Workspace,
         progress: &Progress,
     ) -> Result<u8, HostError> {
-        packages::ensure(&NEEDS, progress)?;
-        let cache = Cache::open()?;
-        let guest = guest::prepare(&cache, progress)?;
-        let emulator = Emulator::find(&cache, progress)?;
+        let (guest, emulator) = parts(progress)?;
         let shares = workspace.shares();
         let agent = own_program().map_err(failed("find this program"))?;
         let plan = Plan {
