@@ -13,7 +13,9 @@ use guest_agent::limits::{MAX_HEADER_BYTES, RELAY_BYTES};
 use guest_agent::streams::Pending;
 use protocol::call::{Answer, FromBridge, MAX_FRAME_BYTES};
 use protocol::content::{self, ContentReader, MAX_PIECE_BYTES};
-use protocol::file::{FileAnswer, FileDone, FileOperation, FileRequest, FolderItem, TreeItem};
+use protocol::file::{
+    FileAnswer, FileDone, FileOperation, FileRequest, FolderItem, TreeItem, WatchItem,
+};
 use protocol::frame::{self, Decoder, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 use protocol::message::{
     Configure, ExitStatus, Exited, FromAgent, Hello, NewFile, Restored, Resume, Spawn,
@@ -42,6 +44,7 @@ pub fn run(data: &[u8]) {
             decode::<FileAnswer>(bytes, cut, MAX_FROM_AGENT_BYTES);
             decode::<FolderItem>(bytes, cut, MAX_FROM_AGENT_BYTES);
             decode::<TreeItem>(bytes, cut, MAX_FROM_AGENT_BYTES);
+            decode::<WatchItem>(bytes, cut, MAX_FROM_AGENT_BYTES);
             decode::<FromBridge>(bytes, cut, MAX_FRAME_BYTES);
             decode::<Answer>(bytes, cut, MAX_FRAME_BYTES);
         }

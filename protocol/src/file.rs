@@ -7,6 +7,7 @@
 //! | [`FileOperation::List`] | | [`FileAnswer`]; then [`FolderItem`] frames up to [`FolderItem::End`] |
 //! | [`FileOperation::ReadTree`] | | [`FileAnswer`]; then [`TreeItem`] frames up to [`TreeItem::End`], content behind each file's |
 //! | [`FileOperation::WriteTree`] | [`TreeItem`] frames, likewise | [`FileAnswer`] |
+//! | [`FileOperation::Watch`] | | [`FileAnswer`]; then [`WatchItem`] frames as things happen, until the host closes the stream or [`WatchItem::End`] |
 //! | the others | | [`FileAnswer`] |
 //!
 //! The agent may refuse at any time with an answer, and closes the stream then.
@@ -68,6 +69,8 @@ pub enum FileOperation {
     ReadTree,
     /// Make a file, or a folder with all that is in it. What is there is replaced where it is no folder.
     WriteTree,
+    /// Say what happens to a file, or to a folder and what is in it, but not in the folders in it.
+    Watch,
 }
 
 /// How a [`FileRequest`] ended.
@@ -157,6 +160,44 @@ pub enum FolderItem {
     End,
     /// Reading the folder failed on the way.
     Failed(FileFailure),
+}
+
+/// Something that happened to what is watched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WatchItem {
+    /// This.
+    Change {
+        /// What.
+        kind: WatchedChange,
+        /// To what in the folder: no slash, no zero. Empty for the watched file or folder itself.
+        name: Vec<u8>,
+    },
+    /// It is gone, or has another name: nothing more is seen of it.
+    End,
+    /// Watching failed on the way.
+    Failed(FileFailure),
+}
+
+/// What may happen to a file, in inotify(7)'s terms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum WatchedChange {
+    /// Made (`IN_CREATE`).
+    Created,
+    /// Written to, or cut (`IN_MODIFY`).
+    Modified,
+    /// Closed by somebody who could write to it (`IN_CLOSE_WRITE`).
+    Written,
+    /// Other permissions, times, owner, or number of links (`IN_ATTRIB`).
+    Attributes,
+    /// Removed (`IN_DELETE`).
+    Removed,
+    /// Given a name elsewhere, or another one here (`IN_MOVED_FROM`).
+    MovedAway,
+    /// Given this name (`IN_MOVED_TO`).
+    MovedHere,
+    /// More happened than was told (`IN_Q_OVERFLOW`).
+    Lost,
 }
 
 /// One step through a tree: a folder comes before what is in it.

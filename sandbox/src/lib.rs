@@ -70,8 +70,8 @@ pub use crash::{Crash, CrashKind};
 pub use error::{FileError, SignalError, SpawnError, StartError};
 pub use event::{Event, EventKind, MAX_DENIED_EVENTS};
 pub use files::{
-    CopiedIn, CopiedOut, CopyLimits, Entry, FileReader, FileType, Files, MAX_LISTED_ENTRIES,
-    MAX_READ_BYTES, Metadata,
+    ChangeKind, CopiedIn, CopiedOut, CopyLimits, Entry, FileChange, FileReader, FileType,
+    FileWatch, Files, MAX_LISTED_ENTRIES, MAX_READ_BYTES, Metadata,
 };
 pub use freeze::FreezeError;
 pub use images::{Images, ImagesError};

@@ -14,6 +14,7 @@ mod egress;
 mod examples;
 mod load;
 mod python;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
             examples::TESTS,
             load::TESTS,
             python::TESTS,
+            watch::TESTS,
         ]
         .concat(),
     )

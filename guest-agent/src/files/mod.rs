@@ -5,6 +5,7 @@ mod folder;
 mod metadata;
 mod read;
 mod tree;
+mod watch;
 mod write;
 
 use std::ffi::OsStr;
@@ -46,6 +47,7 @@ pub fn serve(stream: &File, request: &FileRequest, prepared: Result<User, Failur
         FileOperation::Remove => answer(stream, folder::remove(&path)),
         FileOperation::ReadTree => tree::send(stream, &path),
         FileOperation::WriteTree => answer(stream, tree::receive(stream, &path)),
+        FileOperation::Watch => watch::send(stream, &path),
         _ => answer(
             stream,
             Err(other(

@@ -10,7 +10,7 @@ use std::thread;
 use protocol::content::{self, ContentReader, MAX_PIECE_BYTES};
 use protocol::file::{
     FileAnswer, FileDone, FileFailure, FileFailureKind, FileKind, FileOperation, FileRequest,
-    FolderItem, TreeItem, TreeNode,
+    FolderItem, TreeItem, TreeNode, WatchItem, WatchedChange,
 };
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 
@@ -272,4 +272,76 @@ fn a_tree_stays_beneath_its_root() {
             .unwrap_err();
     }
     assert!(!home.path().join("x").exists());
+}
+
+fn watched(stream: &mut UnixStream) -> WatchItem {
+    frame::read(stream, MAX_FROM_AGENT_BYTES).unwrap()
+}
+
+fn change(kind: WatchedChange, name: &[u8]) -> WatchItem {
+    let name = name.to_vec();
+    WatchItem::Change { kind, name }
+}
+
+#[test]
+fn what_happens_in_a_watched_folder_is_told_in_its_order() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    let (answer, mut stream) = ask(home.path(), b"folder", FileOperation::Watch, |_| {});
+    answer.unwrap();
+
+    fs::write(folder.join("a"), "1").unwrap();
+    fs::rename(folder.join("a"), folder.join("b")).unwrap();
+    fs::set_permissions(folder.join("b"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::remove_file(folder.join("b")).unwrap();
+    fs::remove_dir(&folder).unwrap();
+
+    use WatchedChange::*;
+    let expected = [
+        change(Created, b"a"),
+        change(Modified, b"a"),
+        change(Written, b"a"),
+        change(MovedAway, b"a"),
+        change(MovedHere, b"b"),
+        change(Attributes, b"b"),
+        change(Removed, b"b"),
+        WatchItem::End,
+    ];
+    for item in expected {
+        assert_eq!(watched(&mut stream), item);
+    }
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_file_is_watched_by_itself_and_one_that_is_not_there_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("file"), "1").unwrap();
+    let (answer, mut stream) = ask(home.path(), b"file", FileOperation::Watch, |_| {});
+    answer.unwrap();
+
+    fs::write(home.path().join("file"), "").unwrap();
+    fs::rename(home.path().join("file"), home.path().join("elsewhere")).unwrap();
+
+    // Cutting is a change, and nothing was written.
+    assert_eq!(watched(&mut stream), change(WatchedChange::Modified, b""));
+    assert_eq!(watched(&mut stream), change(WatchedChange::Written, b""));
+    assert_eq!(watched(&mut stream), WatchItem::End);
+    let missing = do_it(home.path(), "missing", FileOperation::Watch).unwrap_err();
+    assert_eq!(missing.kind, FileFailureKind::NotFound);
+}
+
+#[test]
+fn a_watch_ends_when_the_host_closes_its_stream() {
+    let home = tempfile::tempdir().unwrap();
+    let (host, guest) = UnixStream::pair().unwrap();
+    let path = home.path().to_owned();
+    let watching = thread::spawn(move || super::watch::send(&OwnedFd::from(guest).into(), &path));
+    let answer: FileAnswer = frame::read(&mut &host, MAX_FROM_AGENT_BYTES).unwrap();
+    answer.result.unwrap();
+
+    drop(host);
+
+    watching.join().unwrap();
 }

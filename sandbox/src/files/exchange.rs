@@ -135,6 +135,10 @@ impl<'a> Exchange<'a> {
         self.stream.as_raw_fd()
     }
 
+    pub(super) fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
     pub(super) fn into_stream(self) -> UnixStream {
         self.stream
     }

@@ -1,4 +1,4 @@
-//! Files in the guest: written, read, listed, and copied with all that is in them.
+//! Files in the guest: written, read, listed, watched, and copied with all that is in them.
 
 mod copy_in;
 mod copy_out;
@@ -6,6 +6,7 @@ mod exchange;
 mod extract;
 mod metadata;
 mod read;
+mod watch;
 
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -22,6 +23,7 @@ pub use copy_in::CopiedIn;
 pub use copy_out::{CopiedOut, CopyLimits};
 pub use metadata::{Entry, FileType, Metadata};
 pub use read::FileReader;
+pub use watch::{ChangeKind, FileChange, FileWatch};
 
 /// Longest path in bytes (`PATH_MAX` of `limits.h`, with its end).
 const MAX_PATH_BYTES: usize = 4095;
@@ -197,6 +199,36 @@ impl<'a> Files<'a> {
         self.ask(path.as_ref(), FileOperation::Remove)?
             .done()
             .map(drop)
+    }
+
+    /// Watches a file, or a folder and what is in it, but not in the folders in it: whatever happens from now on is told.
+    ///
+    /// As long as there is one, it takes one of the 32 places that operations on files have in a sandbox.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # sandvmm::init();
+    /// # let sandbox = sandvmm::Sandbox::builder().start()?;
+    /// let files = sandbox.files();
+    /// let watch = files.watch(".")?;
+    /// let child = sandbox.command("sh").args(["-c", "sleep 1; echo 42 > answer"]).spawn()?;
+    /// for change in watch {
+    ///     let change = change?;
+    ///     if change.kind == sandvmm::ChangeKind::Written && change.name == "answer" {
+    ///         assert_eq!(sandbox.read("answer")?, b"42\n");
+    ///         break;
+    ///     }
+    /// }
+    /// # drop(child);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    pub fn watch(&self, path: impl AsRef<Path>) -> Result<FileWatch<'a>, FileError> {
+        let mut exchange = self.ask(path.as_ref(), FileOperation::Watch)?;
+        exchange.done()?;
+        Ok(FileWatch::new(exchange))
     }
 
     /// Copies a file, or a folder with all that is in it, from the host to `to` in the guest, which is the copy's own path, with modes

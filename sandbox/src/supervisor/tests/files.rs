@@ -5,12 +5,12 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use protocol::content::{self, ContentReader};
 use protocol::file::{
     FileAnswer, FileDone, FileFailure, FileFailureKind, FileKind, FileMetadata, FileOperation,
-    FolderItem, TreeItem, TreeNode,
+    FolderItem, TreeItem, TreeNode, WatchItem, WatchedChange,
 };
 
 use super::*;
-use crate::CopyLimits;
 use crate::error::FileError;
+use crate::{ChangeKind, CopyLimits};
 
 /// Runs `ask`, and has the guest read the request and do `lie`.
 fn with_guest<T: Send>(
@@ -174,6 +174,89 @@ fn a_folder_with_names_that_lead_elsewhere_is_refused() {
         );
         assert!(matches!(listed, Err(FileError::Guest(_))), "{listed:?}");
     }
+}
+
+fn told(kind: WatchedChange, name: &[u8]) -> WatchItem {
+    let name = name.to_vec();
+    WatchItem::Change { kind, name }
+}
+
+#[test]
+fn a_watch_passes_on_what_the_guest_says_until_the_end() {
+    let seen = with_guest(
+        |sandbox| {
+            let mut watch = sandbox.files().watch("folder").unwrap();
+            let first = watch.next().unwrap().unwrap();
+            let nothing = watch.next_within(Duration::from_millis(50));
+            (first, nothing.is_none(), watch.collect::<Vec<_>>())
+        },
+        |stream, header| {
+            let StreamKind::File(request) = header.kind else {
+                panic!("{header:?}");
+            };
+            assert_eq!(request.operation, FileOperation::Watch);
+            answer(stream, Ok(FileDone::At(b"/folder".to_vec())));
+            tell(stream, &told(WatchedChange::Created, b"a"));
+            std::thread::sleep(Duration::from_millis(200));
+            tell(stream, &told(WatchedChange::Lost, b""));
+            tell(stream, &WatchItem::End);
+            tell(stream, &told(WatchedChange::Created, b"not heard"));
+        },
+    );
+
+    let (first, nothing, rest) = seen;
+    assert_eq!(
+        (first.kind, first.name.to_str()),
+        (ChangeKind::Created, Some("a"))
+    );
+    assert!(nothing);
+    let [Ok(lost)] = &rest[..] else {
+        panic!("{rest:?}");
+    };
+    assert_eq!((lost.kind, lost.name.is_empty()), (ChangeKind::Lost, true));
+}
+
+#[test]
+fn a_watch_of_names_that_lead_elsewhere_or_of_half_a_word_ends_with_an_error() {
+    let lies: [(&str, &[u8]); 3] = [("a name", b".."), ("a path", b"a/b"), ("half a word", b"")];
+    for (lie, name) in lies {
+        let seen: Vec<_> = with_guest(
+            |sandbox| sandbox.files().watch("folder").unwrap().collect(),
+            |stream, _| {
+                answer(stream, Ok(FileDone::At(b"/folder".to_vec())));
+                if name.is_empty() {
+                    stream.write_all(&[1]).unwrap();
+                } else {
+                    tell(stream, &told(WatchedChange::Created, name));
+                }
+            },
+        );
+        let [Err(error)] = &seen[..] else {
+            panic!("{lie}: {seen:?}");
+        };
+        let is_right = match error {
+            FileError::Guest(_) => !name.is_empty(),
+            FileError::Stream(_) => name.is_empty(),
+            _ => false,
+        };
+        assert!(is_right, "{lie}: {error:?}");
+    }
+}
+
+#[test]
+fn a_watch_ends_with_its_sandbox_and_says_so() {
+    let (sandbox, peer, _agent) = ready_sandbox(None);
+
+    let error = std::thread::scope(|scope| {
+        let watching = scope.spawn(|| sandbox.files().watch("x").unwrap().next());
+        let (mut stream, _) = peer.accept();
+        answer(&mut stream, Ok(FileDone::At(b"/x".to_vec())));
+        peer.end(EndReason::TripleFault, b"");
+        drop(stream);
+        watching.join().unwrap().unwrap().unwrap_err()
+    });
+
+    assert!(matches!(error, FileError::MachineCrashed(_)), "{error:?}");
 }
 
 #[test]
