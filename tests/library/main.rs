@@ -14,6 +14,7 @@ mod egress;
 mod examples;
 mod load;
 mod python;
+mod reports;
 mod watch;
 
 use std::process::ExitCode;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
             examples::TESTS,
             load::TESTS,
             python::TESTS,
+            reports::TESTS,
             watch::TESTS,
         ]
         .concat(),
