@@ -239,13 +239,21 @@ fn result(
 mod tests {
     use super::*;
 
-    /// A function whose program is this script.
+    /// A function whose program is this script. Another process writes it: while one of this process has it open for writing, which
+    /// also a process is that another test is just about to start, it can't be executed (`ETXTBSY`).
     fn function(script: &str) -> (HostFunction, tempfile::TempDir) {
-        use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("program");
-        std::fs::write(&program, format!("#!/bin/sh\n{script}")).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut install = Command::new("install")
+            .args(["--mode=755", "/dev/stdin"])
+            .arg(&program)
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut text = install.stdin.take().unwrap();
+        write!(text, "#!/bin/sh\n{script}").unwrap();
+        drop(text);
+        assert!(install.wait().unwrap().success());
         let name = "f".to_owned();
         (HostFunction { name, program }, folder)
     }

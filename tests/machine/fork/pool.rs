@@ -3,32 +3,46 @@
 use std::time::{Duration, Instant};
 
 use sandvmm::{Outcome, Pool, PoolError, Template};
-use sandvmm_tests::{children_of, eventually};
+use sandvmm_tests::children_of;
 
 use super::{Named, python, shell, text, warmed};
 
 /// How long a pool may take to fill itself, on an emulated processor.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn template() -> Named {
+fn template(name: &str) -> Named {
     let parent = warmed("import json");
-    let template = Named::of(&parent, "pool");
+    let template = Named::of(&parent, name);
     parent.end();
     template
+}
+
+/// How many machines there are that have this template's memory. Other tests of this process have machines at the same time.
+fn machines_of(template: &Template) -> usize {
+    let folder = template.folder().to_str().unwrap();
+    let has_its_memory = |machine: &u32| {
+        // One that has just ended has none.
+        std::fs::read_to_string(format!("/proc/{machine}/maps"))
+            .is_ok_and(|maps| maps.contains(folder))
+    };
+    let children = children_of(std::process::id());
+    children
+        .iter()
+        .filter(|child| has_its_memory(child))
+        .count()
 }
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn a_pool_has_machines_ready_refills_itself_and_keeps_its_ceiling() {
-    let template = template();
-    let before = children_of(std::process::id()).len();
+    let template = template("pool");
     let pool = Pool::builder(&template.0)
         .ready(2)
         .ceiling(4)
         .build()
         .unwrap();
     pool.wait_filled().unwrap();
-    assert_eq!(pool.waiting(), 2);
+    assert_eq!((pool.waiting(), machines_of(&template.0)), (2, 2));
 
     let first = pool.take().unwrap();
     let output = python(&first, "print('hello')").output().unwrap();
@@ -51,29 +65,26 @@ fn a_pool_has_machines_ready_refills_itself_and_keeps_its_ceiling() {
     assert_eq!(names.len(), 4, "{names:?}");
     let error = pool.take().unwrap_err();
     assert!(matches!(error, PoolError::Full { ceiling: 4 }), "{error:?}");
-    assert!(children_of(std::process::id()).len() <= before + 4);
+    assert_eq!(machines_of(&template.0), 4);
     let asked = Instant::now();
     pool.take_within(Duration::from_millis(300)).unwrap_err();
     assert!(asked.elapsed() >= Duration::from_millis(300));
+    assert_eq!(machines_of(&template.0), 4);
 
     drop(taken.pop());
     taken.push(pool.take_within(PATIENCE).unwrap());
     drop(pool);
     // Those that were taken live on, and nothing else.
     assert_eq!(text(&mut python(&taken[0], "print(1)")), "1\n");
-    eventually(PATIENCE, "those that waited are gone", || {
-        children_of(std::process::id()).len() <= before + 4
-    });
+    assert_eq!(machines_of(&template.0), 4);
     drop(taken);
-    eventually(PATIENCE, "all are gone", || {
-        children_of(std::process::id()).len() <= before
-    });
+    assert_eq!(machines_of(&template.0), 0);
 }
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn the_time_of_a_pools_machine_begins_when_it_is_taken() {
-    let template = template();
+    let template = template("pool-time");
     let pool = Pool::builder(&template.0)
         .ready(1)
         .ceiling(1)
@@ -93,7 +104,7 @@ fn the_time_of_a_pools_machine_begins_when_it_is_taken() {
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn a_pool_whose_machines_do_not_start_says_why_and_tries_again() {
-    let template = template();
+    let template = template("pool-trouble");
     let pool = Pool::builder(&template.0)
         .options(|builder| builder.hostname("-no-name-"))
         .build()
