@@ -1,5 +1,6 @@
 //! `cargo xtask test`: every test and check, the fast ones first, and a summary.
 
+mod batch;
 mod machine;
 mod verdict;
 
