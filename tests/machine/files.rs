@@ -91,18 +91,20 @@ fn what_a_program_leaves_for_its_reader_is_no_trap() {
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
-fn a_copy_that_fails_is_125_and_named() {
+fn a_copy_that_fails_is_named_and_the_programs_end_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("out");
+    let nothing = format!("nothing:{}", target.display());
 
     let no_source = run(["--upload", "/no/such/file:x", "--", "echo", "ran"])
         .done()
-        .expect(125);
-    let no_result = run(["--download"])
-        .arg(format!("nothing:{}", target.display()))
-        .args(["--", "echo", "ran"])
+        .expect(2);
+    let no_result = run(["--download", &nothing, "--", "echo", "ran"])
         .done()
         .expect(125);
+    let failed_itself = run(["--json", "--download", &nothing, "--", "sh", "-c", "exit 3"])
+        .done()
+        .expect(3);
     let forbidden = run(["--upload", "/etc/hostname:/etc/x", "--", "echo", "ran"])
         .done()
         .expect(125);
@@ -111,6 +113,13 @@ fn a_copy_that_fails_is_125_and_named() {
     assert_eq!(no_source.text(), "");
     assert_eq!(no_result.text(), "ran\n");
     assert!(no_result.stderr.contains("nothing"), "{no_result:?}");
+    let report: serde_json::Value = serde_json::from_slice(&failed_itself.stdout).unwrap();
+    assert_eq!(report["reason"], "exited", "{report}");
+    assert_eq!(report["error"], "download", "{report}");
+    assert!(
+        report["message"].as_str().unwrap().contains("nothing"),
+        "{report}"
+    );
     assert!(forbidden.stderr.contains("/etc/x"), "{forbidden:?}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }

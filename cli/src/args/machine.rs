@@ -25,7 +25,7 @@ pub(crate) struct MachineArgs {
           value_parser = clap::value_parser!(u8).range(1..=32))]
     pub(crate) cpus: u8,
     /// Memory, for example 256M or 2G
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_memory_mib)]
+    #[arg(long, value_name = "SIZE", default_value = "256M", allow_hyphen_values = true, value_parser = parse_memory_mib)]
     pub(crate) memory: u32,
     /// Refuse to run without a control group that bounds the machine's processor time and memory
     #[arg(long)]

@@ -8,7 +8,7 @@ use clap::Args;
 /// What a program finds around it.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ProgramArgs {
-    /// Set a variable, or hand on the host's when only KEY is given; may be repeated
+    /// Set a variable, or hand on the host's when only KEY is given, if it has one; may be repeated
     #[arg(short = 'e', long = "env", value_name = "KEY[=VALUE]")]
     pub(crate) env: Vec<OsString>,
     /// Set the variables of a file, one KEY=VALUE a line; may be repeated

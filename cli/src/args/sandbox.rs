@@ -13,7 +13,7 @@ use crate::run::{Copy, HostFunction};
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SandboxArgs {
     /// Most processor time of the machine's process, boot included, for example 10s; 0 for no bound
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "0", allow_hyphen_values = true, value_parser = Timeout::parse)]
     pub(crate) cpu_time: Timeout,
     /// Write what happens in the sandbox to FILE as it happens, one JSON object a line
     #[arg(long, value_name = "FILE")]
@@ -32,10 +32,10 @@ pub(crate) struct SandboxArgs {
     pub(crate) workspace: Option<String>,
     /// Keep what is written on a disk of the host of this size, for example 1G, instead of in the guest's memory; it is gone at the
     /// end
-    #[arg(long, value_name = "SIZE", value_parser = parse_memory_mib, conflicts_with = "workspace")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_memory_mib, conflicts_with = "workspace")]
     pub(crate) disk: Option<u32>,
     /// How much a workspace that is made can hold
-    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = parse_memory_mib, requires = "workspace")]
+    #[arg(long, value_name = "SIZE", default_value = "8G", allow_hyphen_values = true, value_parser = parse_memory_mib, requires = "workspace")]
     pub(crate) workspace_size: u32,
     /// Fork this template [default: `default`, where it exists and has the processors, memory and images that are asked for]
     #[arg(long, value_name = "NAME",

@@ -26,8 +26,8 @@ Examples:
                                            With a network of these two hosts
 
 Exit codes:
-  The program's own; 128+N after signal N; 124 time-out; 125 sandvmm's own failure; 126 not executable;
-  127 not found; 2 usage.";
+  The program's own; 128+N after signal N; 124 time-out; 125 sandvmm's own failure, a crash of the machine,
+  or a ceiling that was met (--cpu-time, --max-output); 126 not executable; 127 not found; 2 usage.";
 
 /// `sandvmm run`.
 #[derive(Debug, Clone, Args)]
@@ -45,10 +45,10 @@ pub(crate) struct RunArgs {
     pub(crate) code: Option<OsString>,
 
     /// Longest time for all of it, for example 30s, 1m30s or 500ms; 0 for none
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = Timeout::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", allow_hyphen_values = true, value_parser = Timeout::parse)]
     pub(crate) timeout: Timeout,
     /// End the program when it has written more than this, for example 64M
-    #[arg(long, value_name = "SIZE", value_parser = parse_memory_mib)]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_memory_mib)]
     pub(crate) max_output: Option<u32>,
     /// What the program finds around it.
     #[command(flatten)]
@@ -287,6 +287,8 @@ mod tests {
             (&["--cpus", "33", "a.py"], ErrorKind::ValueValidation),
             (&["--memory", "lots", "a.py"], ErrorKind::ValueValidation),
             (&["--timeout", "soon", "a.py"], ErrorKind::ValueValidation),
+            (&["--timeout", "-1s", "a.py"], ErrorKind::ValueValidation),
+            (&["--memory", "-1G", "a.py"], ErrorKind::ValueValidation),
             (
                 &["--timeout", "1s", "--timeout", "2s", "a.py"],
                 ErrorKind::ArgumentConflict,

@@ -1,12 +1,45 @@
 //! Files that go into the guest before the program starts, and come out of it after it ended.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use sandvmm::{CopyLimits, FileError, Files};
 
 use crate::notice;
+
+/// Why something was not copied.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CopyError {
+    /// It is not there.
+    #[error("Nothing can be copied from '{}'", .from.display())]
+    Source {
+        /// What was to be copied, on the host.
+        from: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// It did not come into the guest.
+    #[error("'{}' was not copied into the guest", .from.display())]
+    Upload {
+        /// What was to be copied, on the host.
+        from: PathBuf,
+        /// Why not.
+        #[source]
+        source: FileError,
+    },
+    /// It did not come out of the guest.
+    #[error("'{}' was not copied out of the guest", .from.display())]
+    Download {
+        /// What was to be copied, in the guest.
+        from: PathBuf,
+        /// Why not.
+        #[source]
+        source: FileError,
+    },
+}
 
 /// One copy, from one side to the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,10 +69,26 @@ impl Copy {
     }
 }
 
+/// Looks whether there is what is to be copied into the guest, before there is one.
+pub(crate) fn check(copies: &[Copy]) -> Result<(), CopyError> {
+    for Copy { from, .. } in copies {
+        let copied = std::fs::metadata(from);
+        copied.map_err(|source| CopyError::Source {
+            from: from.clone(),
+            source,
+        })?;
+    }
+    Ok(())
+}
+
 /// Copies into the guest.
-pub(crate) fn upload(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Result<(), FileError> {
+pub(crate) fn upload(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Result<(), CopyError> {
     for copy in copies {
-        let copied = files.copy_in(&copy.from, &copy.to)?;
+        let copied = files.copy_in(&copy.from, &copy.to);
+        let copied = copied.map_err(|source| CopyError::Upload {
+            from: copy.from.clone(),
+            source,
+        })?;
         if let (Some(first), false) = (copied.left_out.first(), quiet) {
             tell_left_out(copied.left_out.len() as u64, &first.display().to_string());
         }
@@ -48,9 +97,13 @@ pub(crate) fn upload(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Result<
 }
 
 /// Copies out of the guest.
-pub(crate) fn download(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Result<(), FileError> {
+pub(crate) fn download(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Result<(), CopyError> {
     for copy in copies {
-        let copied = files.copy_out(&copy.from, &copy.to, CopyLimits::default())?;
+        let copied = files.copy_out(&copy.from, &copy.to, CopyLimits::default());
+        let copied = copied.map_err(|source| CopyError::Download {
+            from: copy.from.clone(),
+            source,
+        })?;
         if let (Some(first), false) = (copied.left_out.first(), quiet) {
             let first = copy.from.join(first);
             tell_left_out(copied.left_out_count, &first.display().to_string());

@@ -78,16 +78,25 @@ pub(crate) struct Publish {
 /// `[ADDRESS:]PORT:GUESTPORT`; without an address, this host's loopback.
 pub(crate) fn parse_publish(text: &str) -> Result<Publish, String> {
     let expected = || "say ADDRESS:PORT:GUESTPORT or PORT:GUESTPORT".to_owned();
+    let no_port = |number: &str| format!("{number} is no port: 1 to {} are", u16::MAX);
+    let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
     let (outside, port) = text.rsplit_once(':').ok_or_else(expected)?;
-    let port = port.parse().ok().filter(|port| *port != 0);
-    let address = match outside.parse() {
-        Ok(port) => Some(SocketAddr::new([127, 0, 0, 1].into(), port)),
-        Err(_) => outside.parse().ok(),
-    };
-    match (address, port) {
-        (Some(address), Some(port)) => Ok(Publish { address, port }),
-        _ => Err(expected()),
+    let outside_port = outside.rsplit_once(':').map_or(outside, |(_, port)| port);
+    if !is_number(port) || !is_number(outside_port) {
+        return Err(expected());
     }
+    let port = port
+        .parse()
+        .ok()
+        .filter(|port| *port != 0)
+        .ok_or_else(|| no_port(port))?;
+    let outside_number = outside_port.parse().map_err(|_| no_port(outside_port))?;
+    let address = if outside == outside_port {
+        SocketAddr::new([127, 0, 0, 1].into(), outside_number)
+    } else {
+        outside.parse().map_err(|_| expected())?
+    };
+    Ok(Publish { address, port })
 }
 
 /// `HOST[:PORT[,PORT]]`.
@@ -350,6 +359,17 @@ mod tests {
         assert_eq!(of("[::1]:8080:80"), Ok(("[::1]:8080".to_owned(), 80)));
         for text in ["", "80", "a:80:80", "8080:0", "8080:x", "99999:80"] {
             assert!(of(text).is_err(), "{text}");
+        }
+        for (text, wrong) in [
+            ("99999:80", "99999"),
+            ("8080:0", "0"),
+            ("[::1]:70000:1", "70000"),
+        ] {
+            assert!(
+                of(text)
+                    .unwrap_err()
+                    .starts_with(&format!("{wrong} is no port"))
+            );
         }
     }
 

@@ -8,6 +8,7 @@ use crate::environment::{self, EnvironmentError, Variable};
 use crate::terminal;
 
 use super::args::{Program, RunArgs};
+use super::copies::{self, CopyError};
 use super::network::{Network, NetworkError};
 
 /// Python's name in the guest.
@@ -22,6 +23,9 @@ pub(crate) enum PlanError {
     /// The script can't be run.
     #[error(transparent)]
     Script(#[from] ScriptError),
+    /// What is to be copied into the guest is not there.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
     /// The variables are wrong.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
@@ -75,6 +79,7 @@ impl Plan {
             }
             Program::Command(name, rest) => Target::Words(words([name.as_os_str()], rest)),
         };
+        copies::check(&args.sandbox.upload)?;
         let variables = environment::collect(&args.program.env_file, &args.program.env, &|name| {
             std::env::var_os(name)
         })?;

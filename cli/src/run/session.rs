@@ -275,7 +275,7 @@ impl Session {
             &self.args.sandbox.upload,
             self.is_silent(),
         )
-        .map_err(|error| Verdict::file(&error, self.limits()))?;
+        .map_err(|error| Verdict::copy(&error, self.limits()))?;
         self.shared
             .programs
             .register(sandbox, &self.args.sandbox.host_function)
@@ -325,7 +325,7 @@ impl Session {
             && let Err(error) =
                 copies::download(&self.files(sandbox), &self.args.download, self.is_silent())
         {
-            verdict = Verdict::file(&error, self.limits());
+            verdict = verdict.without_download(&error, self.limits());
         }
         Ok(Told {
             verdict: Some(verdict),

@@ -9,6 +9,7 @@ use sandvmm::{
 use serde::Serialize;
 use signal_hook::low_level::signal_name;
 
+use super::copies::CopyError;
 use crate::notice::sentence;
 
 /// Exit code of a run that took too long, as of timeout(1).
@@ -62,6 +63,8 @@ pub(crate) enum Failure {
     NotExecutable,
     /// The program could not be started: its user, its working folder, the script's transfer.
     Spawn,
+    /// What the program left in the guest could not be copied out; the reason tells how the program itself ended.
+    Download,
     /// sandvmm's own standard output could not be written.
     Output,
     /// sandvmm's own standard input could not be read.
@@ -75,7 +78,7 @@ pub(crate) enum Failure {
 pub(crate) struct Verdict {
     /// What sandvmm exits with.
     pub(crate) exit_code: u8,
-    /// Why the program ended; `None` with a [`Failure`].
+    /// Why the program ended; `None` with a [`Failure`] other than [`Failure::Download`].
     pub(crate) reason: Option<Reason>,
     /// Why there is no reason.
     pub(crate) error: Option<Failure>,
@@ -250,7 +253,7 @@ impl Verdict {
             StartError::LimitExceeded(limit) => Self::limit(*limit),
             StartError::Scratch(error) => Self::workspace(error),
             StartError::TimedOut { .. } => Self {
-                message: Some(sentence(error)),
+                message: Some(format!("{} (-v shows what it prints)", sentence(error))),
                 ..Self::ended(TIMED_OUT, Reason::Timeout)
             },
             _ => failed(Failure::Start),
@@ -272,6 +275,43 @@ impl Verdict {
                 Self::failed(USAGE, Failure::Usage, sentence(error))
             }
             _ => Self::failed(FAILED, Failure::Start, sentence(error)),
+        }
+    }
+
+    /// Something was not copied into the guest, or out of it.
+    pub(crate) fn copy(error: &CopyError, limits: Limits) -> Self {
+        match error {
+            CopyError::Source { .. } => Self::usage(error),
+            CopyError::Upload { source, .. } | CopyError::Download { source, .. } => {
+                let verdict = Self::file(source, limits);
+                match verdict.error {
+                    Some(failure) => Self::failed(verdict.exit_code, failure, sentence(error)),
+                    None => verdict,
+                }
+            }
+        }
+    }
+
+    /// The same, of a program whose files did not come out of the guest: its own end is told as well, and its status is kept unless it
+    /// says that all is well. What ended the machine meanwhile says more than the program's end.
+    pub(crate) fn without_download(self, error: &CopyError, limits: Limits) -> Self {
+        let failed = Self::copy(error, limits);
+        let Some(trouble) = failed.message.filter(|_| failed.error.is_some()) else {
+            return Self::copy(error, limits);
+        };
+        let message = match self.message {
+            Some(own) => format!("{own}; {trouble}"),
+            None => trouble,
+        };
+        Self {
+            exit_code: if self.exit_code == 0 {
+                FAILED
+            } else {
+                self.exit_code
+            },
+            error: Some(Failure::Download),
+            message: Some(message),
+            ..self
         }
     }
 
@@ -391,6 +431,44 @@ mod tests {
         assert_eq!(gone.message.unwrap(), "No x in PATH");
         assert_eq!(denied.exit_code, 126);
         assert_eq!((user.exit_code, user.error), (125, Some(Failure::Spawn)));
+    }
+
+    #[test]
+    fn a_download_that_failed_does_not_hide_how_the_program_ended() {
+        let error = CopyError::Download {
+            from: "plots".into(),
+            source: FileError::NotFound("There is no file plots".into()),
+        };
+        let ended = |own| Verdict::outcome(&own, LIMITS).without_download(&error, LIMITS);
+
+        let [well, badly] = [0, 3].map(|code| ended(Outcome::Exited(code)));
+        let killed = ended(Outcome::Signaled(9));
+
+        assert_eq!(
+            (well.exit_code, badly.exit_code, killed.exit_code),
+            (125, 3, 137)
+        );
+        for verdict in [&well, &badly, &killed] {
+            assert_eq!(verdict.error, Some(Failure::Download));
+            assert!(
+                verdict
+                    .message
+                    .as_ref()
+                    .unwrap()
+                    .contains("'plots' was not copied out")
+            );
+        }
+        assert_eq!(
+            (well.reason, killed.reason),
+            (Some(Reason::Exited), Some(Reason::Signal))
+        );
+        assert_eq!(killed.signal, Some(9));
+        let late = CopyError::Download {
+            from: "plots".into(),
+            source: FileError::TimedOut,
+        };
+        let late = Verdict::outcome(&Outcome::Exited(0), LIMITS).without_download(&late, LIMITS);
+        assert_eq!((late.exit_code, late.reason), (124, Some(Reason::Timeout)));
     }
 
     #[test]

@@ -267,6 +267,7 @@ fn leave_caller() -> io::Result<()> {
 /// Makes the sandbox by the options.
 fn make<'a>(args: &StartArgs, called_at: Instant, stay: &'a Stay) -> Result<&'a Sandbox, Verdict> {
     let network = Network::new(&args.sandbox.network).map_err(|error| Verdict::usage(&error))?;
+    copies::check(&args.sandbox.upload).map_err(|error| Verdict::usage(&error))?;
     let Parts {
         builder,
         path,
@@ -297,7 +298,7 @@ fn make<'a>(args: &StartArgs, called_at: Instant, stay: &'a Stay) -> Result<&'a 
         memory_mib: path.memory_mib,
     };
     copies::upload(&sandbox.files(), &args.sandbox.upload, args.quiet)
-        .map_err(|error| Verdict::file(&error, limits))?;
+        .map_err(|error| Verdict::copy(&error, limits))?;
     stay.programs
         .register(sandbox, &args.sandbox.host_function)
         .map_err(|error| Verdict::host_function(&error, limits))?;

@@ -20,8 +20,10 @@ impl SandboxBuilder {
         }
         if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&self.memory_mib) {
             return invalid(format!(
-                "{} MiB of memory are not possible: {MIN_MEMORY_MIB} to {MAX_MEMORY_MIB} are",
-                self.memory_mib
+                "{} of memory are not possible: {} to {} are",
+                size(self.memory_mib),
+                size(MIN_MEMORY_MIB),
+                size(MAX_MEMORY_MIB)
             ));
         }
         if let Some(template) = &self.template {
@@ -75,6 +77,15 @@ impl SandboxBuilder {
     }
 }
 
+/// A size as people say it.
+fn size(mib: u32) -> String {
+    if mib >= 1024 && mib.is_multiple_of(1024) {
+        format!("{} GiB", mib / 1024)
+    } else {
+        format!("{mib} MiB")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -104,7 +115,7 @@ mod tests {
     fn memory_outside_the_bounds_is_refused() {
         for memory_mib in [0, MIN_MEMORY_MIB - 1, MAX_MEMORY_MIB + 1, u32::MAX] {
             let sentence = refused(Sandbox::builder().memory_mib(memory_mib));
-            assert!(sentence.contains("MiB of memory"), "{sentence}");
+            assert!(sentence.contains("iB of memory"), "{sentence}");
         }
     }
 

@@ -25,7 +25,7 @@ pub enum TemplateError {
     #[error(transparent)]
     Images(#[from] ImagesError),
     /// No such template.
-    #[error("There is no template {name:?} in {}: build it", folder.display())]
+    #[error("There is no template {name:?} in {}: `sandvmm template build {name}` makes one", folder.display())]
     Missing {
         /// Which.
         name: String,
