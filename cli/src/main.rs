@@ -54,6 +54,7 @@ fn main() -> ExitCode {
         Task::Template(task) => template::template(&task),
         Task::Bench(Bench::Boot(args)) => bench::boot(&args),
         Task::Bench(Bench::Fork(args)) => bench::fork(&args),
+        Task::Bench(Bench::Density(args)) => bench::density(&args),
         Task::Bench(Bench::Streams(args)) => bench::streams(&args),
     };
     ExitCode::from(code)

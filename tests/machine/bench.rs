@@ -68,3 +68,32 @@ fn streams_are_measured_both_ways_and_to_and_fro() {
         assert!(text.text().contains(name), "{}", text.text());
     }
 }
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn machines_that_live_at_once_are_measured_with_their_memory() {
+    let density = |options: &[&str]| {
+        sandvmm(["bench", "density", "-n", "3", "--memory", "128M"])
+            .args(options)
+            .done()
+            .expect(0)
+    };
+    let json = density(&["--json"]).json();
+    let text = density(&[]);
+
+    let levels = json["levels"].as_array().unwrap();
+    let alive: Vec<_> = levels.iter().map(|level| &level["alive"]).collect();
+    assert_eq!(alive, [1, 2, 3], "{json}");
+    assert!(json["ended_by"].is_null(), "{json}");
+    for level in levels {
+        assert!(level["ready_us"]["p50"].as_u64().unwrap() > 0, "{json}");
+        let guest_kib = level["guest_kib"]["max"].as_u64().unwrap();
+        assert!((4 << 10..128 << 10).contains(&guest_kib), "{json}");
+        // What a machine's process has beside its guest's pages.
+        assert!(
+            level["own_kib"]["max"].as_u64().unwrap() <= 1 << 10,
+            "{json}"
+        );
+    }
+    assert!(text.text().contains("starts/s"), "{}", text.text());
+}

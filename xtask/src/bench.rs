@@ -2,6 +2,8 @@
 
 mod cell;
 mod check;
+mod curve;
+mod density;
 mod fork;
 mod picture;
 
@@ -24,6 +26,7 @@ const RESULTS: &str = "benches/results";
 const BOOTS: &str = "boot.json";
 const FORKS: &str = "fork.json";
 const STREAMS: &str = "streams.json";
+const DENSITY: &str = "density.json";
 /// The machine that is measured: the one that published figures of other monitors are for.
 const MACHINE: [&str; 4] = ["--cpus", "1", "--memory", "128M"];
 
@@ -164,6 +167,16 @@ pub(crate) fn bench(
             keep(workspace, &files, STREAMS, kept)?;
         }
     }
+    // A curve is looked at; what of it could get worse is in the figures of a boot.
+    if !compares && only.is_none_or(|only| only == Measurement::Density) {
+        let (command, max_ms) = density::command();
+        let density = measure("machine beside others", tried(&command, max_ms))?;
+        let whole = density.first().unwrap_or(&Value::Null);
+        let levels = levels(whole)?;
+        print!("\n{}", density::table(&levels));
+        let kept = json!({ "benchmark": "density", "report": whole });
+        keep(workspace, &files, DENSITY, kept)?;
+    }
     if is_worse {
         return Err(BenchError::Worse);
     }
@@ -192,6 +205,8 @@ fn compare(workspace: &Workspace, name: &str, report: &Report) -> Result<bool, B
 fn draw(workspace: &Workspace) -> Result<(), BenchError> {
     let read = |name| understand(kept(workspace, name)?.get("report").unwrap_or(&Value::Null));
     let (boot, fork) = (read(BOOTS)?, read(FORKS)?);
+    let density = kept(workspace, DENSITY)?;
+    let density = levels(density.get("report").unwrap_or(&Value::Null))?;
     let pictures = [
         ("boot.svg", "A machine that boots, echo", "boot", &boot),
         (
@@ -203,14 +218,16 @@ fn draw(workspace: &Workspace) -> Result<(), BenchError> {
     ];
     let folder = workspace.root().join(PICTURES);
     std::fs::create_dir_all(&folder).map_err(CacheError::io("create the folder", &folder))?;
+    let machine = MACHINE.join(" ");
     for (name, what, bar, report) in pictures {
-        let title = format!(
-            "{what}: millions of instructions by phase ({})",
-            MACHINE.join(" ")
-        );
+        let title = format!("{what}: millions of instructions by phase ({machine})");
         let svg = picture::stacked(&title, &[(bar, report)]);
         cache::replace(&folder.join(name), svg.as_bytes())?;
     }
+    let title =
+        format!("The next machine's start: millions of instructions by how many live ({machine})");
+    let svg = curve::curve(&title, &density);
+    cache::replace(&folder.join("density.svg"), svg.as_bytes())?;
     println!("drawn in {}", folder.display());
     Ok(())
 }
@@ -232,6 +249,13 @@ fn reports(
             output: String::from_utf8_lossy(&output).into_owned(),
             source,
         })
+}
+
+fn levels(report: &Value) -> Result<Vec<density::Level>, BenchError> {
+    density::levels(report).map_err(|source| BenchError::Result {
+        output: report.to_string(),
+        source,
+    })
 }
 
 fn understand(report: &Value) -> Result<Report, BenchError> {

@@ -21,6 +21,8 @@ pub(crate) enum Measurement {
     Fork,
     /// What passes a command's streams
     Streams,
+    /// Machines that live at once
+    Density,
 }
 
 /// The tasks.
@@ -58,7 +60,7 @@ pub(crate) enum Task {
         #[arg(value_name = "FILTER")]
         filters: Vec<OsString>,
     },
-    /// Count the instructions of a boot and of a fork, phase by phase, and of what passes a stream, and keep them in benches/results
+    /// Count the instructions of a boot and of a fork, phase by phase, of what passes a stream, and of a start beside others, and keep them in benches/results
     Bench {
         /// How often to boot, to fork and to send
         #[arg(short = 'n', long, default_value_t = 5, value_name = "N")]

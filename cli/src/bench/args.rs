@@ -7,6 +7,10 @@ use crate::args::MachineArgs;
 /// Runs that `bench` makes unless told otherwise.
 const DEFAULT_BENCH_RUNS: u32 = 20;
 
+/// Machines that `bench density` keeps alive unless told otherwise, and at most: each has a process and some descriptors.
+const DEFAULT_DENSITY_MACHINES: u32 = 16;
+const MAX_DENSITY_MACHINES: u32 = 10_000;
+
 /// Most runs of one `bench`: their samples are kept until the end, 64 bytes each.
 const MAX_BENCH_RUNS: u32 = 1_000_000;
 
@@ -19,6 +23,8 @@ pub(crate) enum Bench {
     Fork(BenchForkArgs),
     /// Pass bytes through a command's streams, out of a machine and in, and one byte to and fro
     Streams(BenchStreamsArgs),
+    /// Keep more and more machines alive, and print at each doubling how long the next took to be ready and what each holds of memory
+    Density(BenchDensityArgs),
 }
 
 /// `sandvmm bench boot`.
@@ -67,6 +73,24 @@ pub(crate) struct BenchStreamsArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// The machine.
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+/// `sandvmm bench density`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchDensityArgs {
+    /// How many machines to keep alive, as far as they start
+    #[arg(short = 'n', long = "machines", value_name = "N", default_value_t = DEFAULT_DENSITY_MACHINES,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DENSITY_MACHINES)))]
+    pub(crate) machines: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Fork this template instead of booting
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
+    pub(crate) template: Option<String>,
     /// The machine.
     #[command(flatten)]
     pub(crate) machine: MachineArgs,

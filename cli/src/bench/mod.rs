@@ -1,7 +1,10 @@
-//! `sandvmm bench`: machines, one after another, and when each phase of their lives was reached; and what passes their streams.
+//! `sandvmm bench`: machines, one after another, and when each phase of their lives was reached; what passes their streams; and how many live
+//! at once.
 
 pub(crate) mod args;
 mod boot;
+mod density;
+mod footprint;
 mod fork;
 mod statistics;
 mod streams;
@@ -15,6 +18,7 @@ use serde::Serialize;
 use crate::run::Timeline;
 use crate::{machine, notice, output};
 pub(crate) use boot::boot;
+pub(crate) use density::density;
 pub(crate) use fork::fork;
 use statistics::Summary;
 pub(crate) use streams::streams;
