@@ -10,6 +10,7 @@ use sandvmm::{SandboxBuilder, Template, TemplateError};
 use serde::Serialize;
 
 use crate::args::{MachineArgs, SandboxArgs};
+use crate::run::{Network, NetworkError};
 use crate::{machine, notice, output};
 use args::{TemplateBuildArgs, TemplateTask};
 
@@ -18,6 +19,20 @@ const FAILED: u8 = 125;
 
 /// The template that a run forks without being told to, where it exists and fits.
 const DEFAULT_TEMPLATE: &str = "default";
+
+/// Why a template was not built, or something else not done.
+#[derive(Debug, thiserror::Error)]
+enum BuildError {
+    /// The template's own reason.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The options of the network are wrong.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// The record of connections can't be kept.
+    #[error("The record of connections can't be written")]
+    Log(#[source] std::io::Error),
+}
 
 /// A template in `list --json` and `inspect`.
 #[derive(Debug, Serialize)]
@@ -31,18 +46,22 @@ struct Shown<'a> {
 pub(crate) fn template(task: &TemplateTask) -> u8 {
     let done = match task {
         TemplateTask::Build(args) => build(args),
-        TemplateTask::List(args) => list(args.json),
+        TemplateTask::List(args) => list(args.json).map_err(BuildError::from),
         TemplateTask::Inspect(args) => {
-            Template::inspect(&args.name).map(|manifest| json(&args.name, &manifest))
+            let inspected = Template::inspect(&args.name);
+            inspected
+                .map(|manifest| json(&args.name, &manifest))
+                .map_err(BuildError::from)
         }
-        TemplateTask::Verify(args) => {
-            Template::verify(&args.name).map(|_| format!("{} is whole\n", args.name))
-        }
+        TemplateTask::Verify(args) => Template::verify(&args.name)
+            .map(|_| format!("{} is whole\n", args.name))
+            .map_err(BuildError::from),
         TemplateTask::Rm(args) => args
             .names
             .iter()
             .try_for_each(|name| Template::remove(name))
-            .map(|()| String::new()),
+            .map(|()| String::new())
+            .map_err(BuildError::from),
     };
     match done {
         Ok(text) => output::print(&text, 0),
@@ -53,14 +72,17 @@ pub(crate) fn template(task: &TemplateTask) -> u8 {
     }
 }
 
-fn build(args: &TemplateBuildArgs) -> Result<String, TemplateError> {
+/// Builds a template; what it may reach meanwhile, and what of that was refused, is said as for a run.
+fn build(args: &TemplateBuildArgs) -> Result<String, BuildError> {
+    let network = Network::outwards(&args.egress)?;
     if args.force
         && let Err(error) = Template::remove(&args.name)
         && !matches!(error, TemplateError::Missing { .. })
     {
-        return Err(error);
+        return Err(error.into());
     }
     let sandbox = machine::builder(&args.machine, Instant::now());
+    let sandbox = network.apply(sandbox, false).map_err(BuildError::Log)?;
     let mut builder = Template::builder(&args.name).sandbox(sandbox);
     for (host, guest) in &args.copy {
         builder = builder.copy(host, guest);

@@ -264,6 +264,16 @@ impl Gateway {
         self.tell(&self.not_allowed(record, attempt));
     }
 
+    /// Takes note of a datagram, which the guest's own side has refused: none leaves.
+    pub fn refused_datagram(&self, attempt: &Attempt) {
+        let record = self.record(attempt);
+        if self.is_above_rate(&record) {
+            return;
+        }
+        let reason = "UDP, and QUIC with it, does not leave; most programs take TCP then";
+        self.tell(&record.because(Verdict::Denied, reason));
+    }
+
     fn record(&self, attempt: &Attempt) -> Record {
         let mut record = Record::new(&self.0.options.sandbox, &attempt.target, attempt.port);
         record.process.clone_from(&attempt.process);

@@ -250,6 +250,15 @@ fn attempts_in_a_second_are_bounded_and_told_once() {
 }
 
 #[test]
+fn a_datagram_is_on_record_also_where_its_host_is_allowed() {
+    let rig = Rig::new(true, |_| {});
+    rig.gateway.refused_datagram(&rig.attempt("a.example"));
+    let record = rig.record();
+    assert_eq!(record.verdict, Verdict::Denied);
+    assert!(record.reason.unwrap().starts_with("UDP"));
+}
+
+#[test]
 fn a_client_that_says_nothing_is_not_waited_for_for_ever() {
     let rig = Rig::new(false, |_| {});
     let client = rig.open("a.example");

@@ -32,6 +32,8 @@ pub enum FromGate {
     },
     /// A program has tried to connect to what no rule allows, and was refused.
     Refused(Open),
+    /// A program has sent a datagram, which does not leave.
+    RefusedDatagram(Open),
 }
 
 /// A connection that a program wants to make; first frame of its stream.

@@ -330,6 +330,11 @@ impl Egress {
                     self.gateway.refused(&attempt);
                 }
             }
+            FromGate::RefusedDatagram(open) => {
+                if let Some(attempt) = attempt(open) {
+                    self.gateway.refused_datagram(&attempt);
+                }
+            }
             _ => {}
         }
     }

@@ -24,6 +24,7 @@ mod json;
 mod language;
 mod left_behind;
 mod limits;
+mod load;
 mod logs;
 mod network;
 mod output;

@@ -49,6 +49,13 @@ impl Network {
         text.lines().map(str::to_owned).collect()
     }
 
+    /// The names below `example` that the network's name server was asked for.
+    pub(crate) fn asked(&self) -> BTreeSet<String> {
+        let text = fs::read_to_string(self.path("asked")).unwrap();
+        let names = text.lines().filter(|name| name.contains("example"));
+        names.map(str::to_owned).collect()
+    }
+
     /// All attempts on record.
     pub(crate) fn records(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.path("log")).unwrap();

@@ -180,22 +180,25 @@ print(urllib.request.urlopen(request, timeout=60).status)
 
     let output = network.run(&format!(
         "sandvmm template build secret-test --warm 'import ssl, urllib.request' --force >&2
-         export TOKEN={VALUE}
-         for time in 1 2; do
-             sandvmm run --template secret-test --timeout 100s --secret TOKEN@api.example --egress-ca ca.pem use.py
+         export OTHER={VALUE}
+         echo {VALUE} > token
+         for source in env:OTHER file:token 'command:cat token'; do
+             sandvmm run --template secret-test --timeout 100s --secret TOKEN@api.example=\"$source\" --egress-ca ca.pem use.py
          done
+         export TOKEN={VALUE}
+         sandvmm run --template secret-test --timeout 100s --secret TOKEN@api.example --egress-ca ca.pem use.py
          sandvmm run --template secret-test --timeout 100s -c 'import os; print(os.environ.get(\"TOKEN\"))'
          folder=$(dirname $(find ${{SANDVMM_HOME:-${{XDG_DATA_HOME:-$HOME/.local/share}}/sandvmm}} -path '*secret-test*' -name 'memory*' | head -n 1))
          ls $folder >&2; grep -rl {VALUE} $folder; test -n \"$folder\" && echo searched
          sandvmm template rm secret-test"
     ));
 
-    assert_eq!(text(&output.stdout), "200\n200\nNone\nsearched\n");
+    assert_eq!(text(&output.stdout), "200\n200\n200\n200\nNone\nsearched\n");
     let tokens: Vec<_> = seen(&network)
         .into_iter()
         .map(|(_, object)| object["fields"]["x-key"].clone())
         .collect();
-    assert_eq!(tokens, [VALUE, VALUE]);
+    assert_eq!(tokens, [VALUE; 4]);
 }
 
 #[test]

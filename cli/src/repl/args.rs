@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::args::{MachineArgs, ProgramArgs};
+use crate::args::{MachineArgs, NetworkArgs, ProgramArgs};
 use crate::quantity::Timeout;
 
 /// `sandvmm repl`.
@@ -25,6 +25,9 @@ pub(crate) struct ReplArgs {
     /// Fork this template [default: boot]
     #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
     pub(crate) template: Option<String>,
+    /// What leaves and enters.
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
     /// The machine.
     #[command(flatten)]
     pub(crate) machine: MachineArgs,

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use sandvmm::{Evaluation, Python, PythonError, Sandbox, SandboxBuilder, Template};
 
-use crate::run::signals;
+use crate::run::{Network, signals};
 use crate::{environment, machine, notice, terminal};
 use args::ReplArgs;
 use show::Screen;
@@ -136,12 +136,22 @@ fn begin<'a>(
         std::env::var_os(name)
     })
     .map_err(|error| (USAGE, notice::sentence(&error)))?;
-    let sandbox = builder(args, called_at)?
-        .timeout(args.timeout.0)
+    let network = Network::new(&args.network).map_err(|error| (USAGE, notice::sentence(&error)))?;
+    if let Some(name) = network
+        .secret_names()
+        .find(|name| variables.iter().any(|(known, _)| known == *name))
+    {
+        return Err((USAGE, environment::given_away(name)));
+    }
+    let builder = builder(args, called_at)?.timeout(args.timeout.0);
+    let sandbox = network
+        .apply(builder, false)
+        .map_err(|error| failed(&error))?
         .begin()
         .map_err(|error| failed(&error))?;
     // From here on a signal ends it.
     let sandbox = shared.sandbox.get_or_init(|| sandbox);
+    network.publish(sandbox).map_err(|error| failed(&error))?;
     sandbox.wait_ready().map_err(|error| failed(&error))?;
     let mut command = sandbox.command(PYTHON);
     command.envs(variables.iter().map(|(key, value)| (key, value)));

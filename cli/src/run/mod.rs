@@ -23,7 +23,7 @@ pub(crate) mod verdict;
 
 pub(crate) use copies::Copy;
 pub(crate) use functions::HostFunction;
-pub(crate) use network::{Publish, parse_publish, parse_rule};
+pub(crate) use network::{Network, NetworkError, Publish, parse_publish, parse_rule};
 pub(crate) use report::Timeline;
 
 use std::ffi::OsString;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::{parse_copy, parse_secret};
-use crate::args::MachineArgs;
+use crate::args::{EgressArgs, MachineArgs};
 
 /// What to do with templates.
 #[derive(Debug, Subcommand)]
@@ -45,6 +45,9 @@ pub(crate) struct TemplateBuildArgs {
     /// Print what it was built from, as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// What leaves while it is built; nothing of it holds for its forks.
+    #[command(flatten)]
+    pub(crate) egress: EgressArgs,
     /// The machine.
     #[command(flatten)]
     pub(crate) machine: MachineArgs,

@@ -1,5 +1,5 @@
-//! Sees the connections that the kernel refuses, since nothing listens: a raw socket gets a copy of each first segment
-//! (raw(7)), through a filter that takes nothing else.
+//! Sees the connections and datagrams that the kernel refuses, since nothing listens: a raw socket gets a copy of each first
+//! segment, and another of each datagram (raw(7)), through filters that take nothing else.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -34,9 +34,19 @@ pub(super) struct Knocks {
 }
 
 impl Knocks {
+    /// Of TCP.
     pub(super) fn new() -> io::Result<Self> {
-        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::TCP))?;
-        socket.attach_filter(&first_segments())?;
+        Self::of(Protocol::TCP, &first_segments())
+    }
+
+    /// Of UDP.
+    pub(super) fn datagrams() -> io::Result<Self> {
+        Self::of(Protocol::UDP, &outward_datagrams())
+    }
+
+    fn of(protocol: Protocol, filter: &[SockFilter]) -> io::Result<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(protocol))?;
+        socket.attach_filter(filter)?;
         // What came between the socket and its filter is no concern: nothing runs yet.
         Ok(Self {
             socket,
@@ -68,14 +78,16 @@ impl Knocks {
     }
 }
 
-/// Classic BPF (`linux/filter.h`) over an IPv4 packet: not to 127.0.0.0/8, and of the flags SYN alone.
+/// Classic BPF (`linux/filter.h`).
+const LOAD_BYTE: u16 = 0x30;
+const JUMP_IF_EQUAL: u16 = 0x15;
+const RETURN: u16 = 0x06;
+
+/// Over an IPv4 packet: not to 127.0.0.0/8, and of the flags SYN alone.
 fn first_segments() -> [SockFilter; 8] {
-    const LOAD_BYTE: u16 = 0x30;
     const LOAD_BYTE_BEHIND_X: u16 = 0x50;
     const X_IS_HEADER_LENGTH: u16 = 0xb1;
     const AND: u16 = 0x54;
-    const JUMP_IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
     const SYN_AND_ACK: u32 = 0x12;
     const SYN: u32 = 0x02;
     [
@@ -90,7 +102,17 @@ fn first_segments() -> [SockFilter; 8] {
     ]
 }
 
-/// Addresses and ports of an IPv4 packet with a TCP segment (RFC 791 §3.1, RFC 9293 §3.1).
+/// Over an IPv4 packet: not to 127.0.0.0/8.
+fn outward_datagrams() -> [SockFilter; 4] {
+    [
+        SockFilter::new(LOAD_BYTE, 0, 0, 16),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, 127),
+        SockFilter::new(RETURN, 0, 0, 0),
+        SockFilter::new(RETURN, 0, 0, 0xffff),
+    ]
+}
+
+/// Addresses and ports of an IPv4 packet with a TCP segment or a UDP datagram (RFC 791 §3.1, RFC 9293 §3.1, RFC 768).
 fn parse(packet: &[u8]) -> Option<Knock> {
     let header = usize::from(packet.first()? & 0xf) * 4;
     let address: [u8; 4] = packet.get(16..20)?.try_into().ok()?;

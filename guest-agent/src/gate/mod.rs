@@ -92,6 +92,7 @@ fn run(control: Socket) -> Result<(), (&'static str, io::Error)> {
     let tcp = TcpListener::bind(DNS).map_err(at("port 53 can't be taken"))?;
     routes::set_resolver().map_err(at("/etc/resolv.conf can't be written"))?;
     let knocks = Knocks::new().map_err(at("refused connections can't be seen"))?;
+    let datagrams = Knocks::datagrams().map_err(at("refused datagrams can't be seen"))?;
     let inward = streams::listen().map_err(at("streams can't be taken"))?;
     let listeners = Listeners::new().map_err(at("connections can't be taken"))?;
     let events = listeners
@@ -107,10 +108,11 @@ fn run(control: Socket) -> Result<(), (&'static str, io::Error)> {
         control: Mutex::new(control),
         streams: Streams::default(),
     });
-    let threads: [Work; 5] = [
+    let threads: [Work; 6] = [
         Box::new(move |gate| gate.answer_udp(&udp)),
         Box::new(move |gate| gate.answer_tcp(&tcp)),
         Box::new(move |gate| gate.watch(knocks)),
+        Box::new(move |gate| gate.watch_datagrams(datagrams)),
         Box::new(move |gate| gate.take(&events)),
         Box::new(move |gate| gate.streams.take_inward(&inward)),
     ];
@@ -234,6 +236,23 @@ impl Gate {
                     target,
                     port: knock.to.port(),
                     process: process::of_socket(knock.from_port, knock.to.port()),
+                }));
+            }
+        }
+    }
+
+    /// Tells the host of datagrams, none of which leaves.
+    fn watch_datagrams(&self, mut knocks: Knocks) {
+        while let Ok(knock) = knocks.next() {
+            let Some(knock) = knock.filter(|knock| knock.to.ip() != names::OWN_V4) else {
+                continue;
+            };
+            if knocks.is_news(knock.to, Instant::now()) {
+                let target = lock(&self.table).names.target(knock.to.ip());
+                self.tell(&FromGate::RefusedDatagram(Open {
+                    target,
+                    port: knock.to.port(),
+                    process: process::of_datagrams(knock.from_port),
                 }));
             }
         }

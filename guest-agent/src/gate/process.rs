@@ -18,6 +18,19 @@ const MAX_NAME_BYTES: usize = 64;
 /// The process whose socket is connected from `local_port` to `remote_port`.
 pub(super) fn of_socket(local_port: u16, remote_port: u16) -> Option<Process> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+    with_socket(tables, |local, remote| {
+        local == local_port && remote == remote_port
+    })
+}
+
+/// The process that sends datagrams from `local_port`, connected or not.
+pub(super) fn of_datagrams(local_port: u16) -> Option<Process> {
+    with_socket(["/proc/net/udp", "/proc/net/udp6"], |local, _| {
+        local == local_port
+    })
+}
+
+fn with_socket(tables: [&str; 2], is_it: impl Fn(u16, u16) -> bool) -> Option<Process> {
     let inode = tables.iter().find_map(|path| {
         let mut table = String::new();
         File::open(path)
@@ -25,7 +38,7 @@ pub(super) fn of_socket(local_port: u16, remote_port: u16) -> Option<Process> {
             .take(MAX_TABLE_BYTES)
             .read_to_string(&mut table)
             .ok()?;
-        inode_in(&table, local_port, remote_port)
+        inode_in(&table, &is_it)
     })?;
     let wanted = format!("socket:[{inode}]");
     let mut looked_at = 0;
@@ -66,13 +79,13 @@ fn named(pid: u32) -> Process {
     Process { pid, name }
 }
 
-/// The inode in a table of sockets whose ports these are; 0 is that of a socket that is closed already.
-fn inode_in(table: &str, local_port: u16, remote_port: u16) -> Option<u64> {
+/// The inode in a table of sockets whose ports are it; 0 is that of a socket that is closed already.
+fn inode_in(table: &str, is_it: impl Fn(u16, u16) -> bool) -> Option<u64> {
     let port = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
     table.lines().skip(1).find_map(|line| {
         let mut words = line.split_ascii_whitespace().skip(1);
         let (local, remote) = (words.next()?, words.next()?);
-        if port(local) != Some(local_port) || port(remote) != Some(remote_port) {
+        if !is_it(port(local)?, port(remote)?) {
             return None;
         }
         let inode = words.nth(6)?.parse().ok()?;
@@ -82,7 +95,7 @@ fn inode_in(table: &str, local_port: u16, remote_port: u16) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
 
     use super::*;
 
@@ -99,10 +112,18 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_for_datagrams_is_found() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let found = of_datagrams(socket.local_addr().unwrap().port()).unwrap();
+        assert_eq!(found.pid, std::process::id());
+    }
+
+    #[test]
     fn lines_that_are_none_are_skipped() {
         let table = "head\n garbage\n 0: 0100007F:01BB 0100007F:FFFF 01 0:0 0:0 0 0 0 77 1\n";
-        assert_eq!(inode_in(table, 443, 65535), Some(77));
-        assert_eq!(inode_in(table, 443, 1), None);
-        assert_eq!(inode_in("", 443, 1), None);
+        let is = |port| move |local, remote| (local, remote) == (443, port);
+        assert_eq!(inode_in(table, is(65535)), Some(77));
+        assert_eq!(inode_in(table, is(1)), None);
+        assert_eq!(inode_in("", is(1)), None);
     }
 }

@@ -51,6 +51,31 @@ def tls(name, host="allowed.example"):
     return attack
 
 
+def encrypted_hello():
+    """A hello for the allowed name with the extension encrypted_client_hello beside it."""
+    records = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), records, server_hostname="allowed.example")
+    try:
+        client.do_handshake()
+    except ssl.SSLWantReadError:
+        pass
+    hello = records.read()[9:]
+    extensions = 34 + 1 + hello[34]
+    extensions += 2 + int.from_bytes(hello[extensions : extensions + 2], "big")
+    extensions += 1 + hello[extensions]
+    listed = hello[extensions + 2 :] + struct.pack(">HH4s", 0xFE0D, 4, b"\1\0\0\0")
+    hello = hello[:extensions] + struct.pack(">H", len(listed)) + listed
+    hello = b"\1" + len(hello).to_bytes(3, "big") + hello
+    return b"\x16\3\1" + struct.pack(">H", len(hello)) + hello
+
+
+def rebinding():
+    """The name is a public address first."""
+    first = get("rebind.example")()
+    print("before it rebinds:", "answered" if first else "closed")
+    return get("rebind.example")()
+
+
 def second(words):
     """A good request, its answer, and then this one on the same connection."""
 
@@ -110,6 +135,7 @@ told("an allowed name for a private address", get("inside.example"))
 told("an allowed name for a public and a private address", get("mixed.example"))
 told("an allowed name for the host's loopback", get("loop.example"))
 told("an allowed name for the metadata service", get("metadata.example"))
+told("an allowed name for a public address, then a private one", rebinding)
 
 
 def redirect():
@@ -120,6 +146,7 @@ told("a redirect to the metadata service", redirect)
 told("TLS for another name", tls("other.example"))
 told("TLS for another name at the same address", tls("shared.example"))
 told("TLS without a name", tls(None))
+told("TLS whose name is encrypted", tcp("allowed.example", 443, encrypted_hello()))
 told("no TLS on its port", http(GET + "Host: allowed.example\n\n", port=443))
 told("SSH on TLS's port", tcp("allowed.example", 443, b"SSH-2.0-attack\r\n"))
 told("SSH on HTTP's port", tcp("allowed.example", 80, b"SSH-2.0-attack\r\n\r\n"))
@@ -141,3 +168,6 @@ told("a name server of its own, UDP", datagram("8.8.8.8", 53))
 told("a name server of its own, TCP", tcp("8.8.8.8", 53, b"\0\0"))
 told("QUIC", datagram(socket.gethostbyname("allowed.example"), 443))
 told("what is allowed", get("allowed.example"))
+with open("/proc/self/comm", "w") as name:
+    name.write("\x1b[2J\n\"} denied")
+told("a name of a process that is none", get("hidden.example"))

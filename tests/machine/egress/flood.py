@@ -18,7 +18,7 @@ for number in range(int(sys.argv[1])):
         if kind == 1:
             stream.sendall(b"GET / HTTP/1.1\r\nHost: allo")
         elif kind == 2:
-            stream.sendall(b"GET / HTTP/1.1\r\nHost: allowed.example\r\n\r\n" * 50)
+            stream.sendall(b"GET /big HTTP/1.1\r\nHost: allowed.example\r\n\r\n" * 50)
         if kind and len(kept) < 600:
             kept.append(stream)
             counts["kept"] += 1

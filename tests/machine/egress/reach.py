@@ -15,6 +15,7 @@ print(get("http://ALLOWED.example./").lower())
 print(get("https://www.allowed.example/"))
 print(get("https://six.example/"))
 print(get("http://a.b.allowed.example/"))
+print(get("http://" + "bücher.example".encode("idna").decode() + "/"))
 
 # Both families, by getaddrinfo as by the file that tells where to ask.
 families = {found[0] for found in socket.getaddrinfo("allowed.example", 443, type=socket.SOCK_STREAM)}
