@@ -7,14 +7,17 @@
     reason = "an expectation that is not met is a failed test"
 )]
 
+mod alike;
 mod asynchronous;
 mod calls;
 mod commands;
 mod egress;
 mod examples;
+mod heavy;
 mod load;
 mod python;
 mod reports;
+mod template;
 mod watch;
 
 use std::process::ExitCode;
@@ -26,11 +29,13 @@ fn main() -> ExitCode {
     sandvmm::init();
     run_on_kvm(
         [
+            alike::TESTS,
             asynchronous::TESTS,
             calls::TESTS,
             commands::TESTS,
             egress::TESTS,
             examples::TESTS,
+            heavy::TESTS,
             load::TESTS,
             python::TESTS,
             reports::TESTS,

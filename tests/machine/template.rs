@@ -41,6 +41,12 @@ impl Home {
         self.0.path().join("templates").join(name)
     }
 
+    fn inputs_digest(&self, name: &str) -> String {
+        let inspected = self.sandvmm(&["template", "inspect", name]).done();
+        let digest = &inspected.expect(0).json()["inputs_digest"];
+        digest.as_str().unwrap().to_owned()
+    }
+
     /// A template with a warm interpreter.
     fn build(&self, name: &str, args: &[&str]) {
         let fixed = ["template", "build", name, "--memory", "128M"];
@@ -52,15 +58,18 @@ impl Home {
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn forks_of_a_template_run_and_no_two_are_alike() {
     let home = Home::new();
-    home.build(
-        "t",
-        &[
-            "--warm",
-            "import json, random, time, uuid",
-            "--run",
-            "echo kept > /var/tmp/kept",
-        ],
-    );
+    let note = home.0.path().join("note");
+    fs::write(&note, "copied").unwrap();
+    let copy = format!("{}:/var/tmp/copied", note.display());
+    let args = [
+        ["--warm", "import json, random, time, uuid"],
+        ["--copy", &copy],
+        ["--run", "echo kept > /var/tmp/kept"],
+    ];
+    home.build("t", args.as_flattened());
+    // The same once more is another template of the same inputs.
+    home.build("again", args.as_flattened());
+    assert_eq!(home.inputs_digest("again"), home.inputs_digest("t"));
     let before = home.sandvmm(&["template", "verify", "t"]).done().expect(0);
     assert_eq!(before.text(), "t is whole\n");
     let code = "import json, os, random, socket, time, uuid

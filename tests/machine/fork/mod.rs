@@ -1,6 +1,5 @@
-//! Forks: no two alike, on time, with streams of their own, many at once, from a pool, and put on disk.
+//! Forks: on time, with streams of their own, many at once, from a pool, and put on disk.
 
-mod alike;
 mod many;
 mod pause;
 mod pool;

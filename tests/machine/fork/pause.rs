@@ -8,7 +8,8 @@ use super::{machine, shell, text};
 const CYCLES: usize = 20;
 
 /// A digest of all files that the sandbox has, by name, permissions and content: those of a machine's names, which are new, and what is no file left out.
-const TREE: &str = "cd /; find home tmp var opt srv root -xdev -type f -printf '%p %m %U %s ' -exec sha256sum {} ';' | sort | sha256sum";
+const TREE: &str = "cd /; files() { find home tmp var opt srv root -xdev -type f \"$@\"; }
+{ files -printf '%p %m %U %s\\n'; files -exec sha256sum {} +; } | sort | sha256sum";
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
