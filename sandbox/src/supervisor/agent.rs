@@ -133,6 +133,10 @@ impl Supervisor {
                         program: entry.program.clone(),
                         warm,
                     });
+                    if entry.forgotten {
+                        // Its handle went while it was starting, when there was nothing yet to be killed.
+                        self.queue_to_agent(&mut state, &ToAgent::Kill { command_id });
+                    }
                 }
                 taken
             }

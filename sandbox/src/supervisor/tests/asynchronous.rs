@@ -131,6 +131,32 @@ fn a_future_that_is_dropped_kills_its_command() {
 }
 
 #[test]
+fn a_future_that_is_dropped_while_its_command_starts_kills_it_when_it_runs() {
+    let (sandbox, peer, mut agent) = ready_sandbox(None);
+    runtime().block_on(async {
+        let mut command = sandbox.command("program");
+        let output = command.output_async();
+        let limit = Duration::from_millis(100);
+        tokio::time::timeout(limit, output).await.unwrap_err();
+    });
+
+    let ToAgent::Spawn(spawn) = hear(&mut agent) else {
+        panic!("no spawn came");
+    };
+    let command_id = spawn.command_id;
+    let _streams = [0; 2].map(|_| peer.accept().0);
+    say(
+        &mut agent,
+        &FromAgent::Spawned {
+            command_id,
+            warm: false,
+        },
+    );
+
+    assert_eq!(hear(&mut agent), ToAgent::Kill { command_id });
+}
+
+#[test]
 fn the_machines_end_ends_every_wait() {
     let (sandbox, peer, _agent) = ready_sandbox(None);
     std::thread::scope(|scope| {
