@@ -53,8 +53,14 @@ impl Published {
             let mut row = [PollFd::new(listener, PollFlags::IN)];
             // An interruption is a look.
             let _ = poll(&mut row, period.as_ref());
-            let Ok((stream, _)) = listener.accept() else {
-                continue;
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(_) => {
+                    // One that was given up, or no more descriptors: then it waits on, and there would be no pause.
+                    thread::sleep(LOOK_PERIOD);
+                    continue;
+                }
             };
             let taken = self.connections.fetch_add(1, Ordering::Relaxed);
             let published = Arc::clone(self);
