@@ -62,7 +62,9 @@ mod workspace;
 #[cfg(feature = "tokio")]
 pub use asynchronous::AsyncEnd;
 pub use builder::SandboxBuilder;
-pub use calls::{CallLimits, HostFunctionError, MAX_CONCURRENCY, MAX_HOST_FUNCTIONS};
+pub use calls::{
+    CallLimits, HostFunctionError, MAX_CONCURRENCY, MAX_HOST_FUNCTIONS, is_host_function_name,
+};
 pub use child::Child;
 pub use clock::{Clocks, CommandClocks};
 pub use command::{Command, DEFAULT_OUTPUT_LIMIT_BYTES, MAX_FILE_BYTES, Output, Stdio};

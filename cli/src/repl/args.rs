@@ -11,10 +11,10 @@ use crate::quantity::Timeout;
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReplArgs {
     /// Longest time for all of it, for example 10m; 0 for none
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "0", allow_hyphen_values = true, value_parser = Timeout::parse)]
     pub(crate) timeout: Timeout,
     /// Longest time for each input; it is interrupted then. 0 for none
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "0", allow_hyphen_values = true, value_parser = Timeout::parse)]
     pub(crate) deadline: Timeout,
     /// Keep figures of matplotlib, and other images, as files of this folder
     #[arg(long, value_name = "FOLDER")]

@@ -21,6 +21,9 @@ pub(crate) enum CopyError {
         #[source]
         source: io::Error,
     },
+    /// It is nothing that can be copied.
+    #[error("'{}' is a pipe, a socket or a device: files and folders are copied", .0.display())]
+    Kind(PathBuf),
     /// It did not come into the guest.
     #[error("'{}' was not copied into the guest", .from.display())]
     Upload {
@@ -72,11 +75,13 @@ impl Copy {
 /// Looks whether there is what is to be copied into the guest, before there is one.
 pub(crate) fn check(copies: &[Copy]) -> Result<(), CopyError> {
     for Copy { from, .. } in copies {
-        let copied = std::fs::metadata(from);
-        copied.map_err(|source| CopyError::Source {
+        let found = std::fs::metadata(from).map_err(|source| CopyError::Source {
             from: from.clone(),
             source,
         })?;
+        if !found.is_file() && !found.is_dir() {
+            return Err(CopyError::Kind(from.clone()));
+        }
     }
     Ok(())
 }
@@ -122,6 +127,25 @@ pub(crate) fn tell_left_out(count: u64, first: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_can_not_be_copied_is_told_before_there_is_a_guest() {
+        let copies = |from: &str| {
+            let to = PathBuf::from("x");
+            [Copy {
+                from: from.into(),
+                to,
+            }]
+        };
+
+        let missing = check(&copies("/no/such/file")).unwrap_err();
+        let device = check(&copies("/dev/null")).unwrap_err();
+
+        assert!(matches!(missing, CopyError::Source { .. }), "{missing}");
+        assert!(matches!(device, CopyError::Kind(_)), "{device}");
+        check(&copies("/proc/self/exe")).unwrap();
+        check(&copies("/")).unwrap();
+    }
 
     #[test]
     fn a_copy_is_two_paths() {

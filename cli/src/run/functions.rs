@@ -3,6 +3,7 @@
 //! For each call the program is started with the arguments, JSON, on its standard input; what it prints, JSON, is the result.
 //! Nothing of what the guest says becomes a word of its command line.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -75,6 +76,23 @@ impl Programs {
     fn lock(&self) -> MutexGuard<'_, Live> {
         // Nothing panics while it is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks whether all functions can be registered, before there is a guest.
+    ///
+    /// # Errors
+    /// [`HostFunctionError::Name`] and [`HostFunctionError::Taken`].
+    pub(crate) fn check(functions: &[HostFunction]) -> Result<(), HostFunctionError> {
+        let mut known = BTreeSet::new();
+        for HostFunction { name, .. } in functions {
+            if !sandvmm::is_host_function_name(name) {
+                return Err(HostFunctionError::Name(name.clone()));
+            }
+            if !known.insert(name) {
+                return Err(HostFunctionError::Taken(name.clone()));
+            }
+        }
+        Ok(())
     }
 
     /// Registers all functions.
@@ -265,6 +283,21 @@ mod tests {
     }
 
     const SOON: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn names_that_are_none_or_twice_are_told_before_there_is_a_guest() {
+        let function = |name: &str| HostFunction {
+            name: name.to_owned(),
+            program: "x".into(),
+        };
+
+        let bad = Programs::check(&[function("a-b")]).unwrap_err();
+        let twice = Programs::check(&["a", "b", "a"].map(function)).unwrap_err();
+
+        assert!(matches!(bad, HostFunctionError::Name(name) if name == "a-b"));
+        assert!(matches!(twice, HostFunctionError::Taken(name) if name == "a"));
+        Programs::check(&["a", "b"].map(function)).unwrap();
+    }
 
     #[test]
     fn arguments_go_in_and_the_result_comes_out_as_they_are() {

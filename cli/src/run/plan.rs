@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 
+use sandvmm::HostFunctionError;
 use sandvmm::script::{Script, ScriptError};
 
 use crate::environment::{self, EnvironmentError, Variable};
@@ -9,6 +10,7 @@ use crate::terminal;
 
 use super::args::{Program, RunArgs};
 use super::copies::{self, CopyError};
+use super::functions::Programs;
 use super::network::{Network, NetworkError};
 
 /// Python's name in the guest.
@@ -26,6 +28,9 @@ pub(crate) enum PlanError {
     /// What is to be copied into the guest is not there.
     #[error(transparent)]
     Copy(#[from] CopyError),
+    /// A function of the host can't be called so.
+    #[error(transparent)]
+    HostFunction(#[from] HostFunctionError),
     /// The variables are wrong.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
@@ -80,6 +85,7 @@ impl Plan {
             Program::Command(name, rest) => Target::Words(words([name.as_os_str()], rest)),
         };
         copies::check(&args.sandbox.upload)?;
+        Programs::check(&args.sandbox.host_function)?;
         let variables = environment::collect(&args.program.env_file, &args.program.env, &|name| {
             std::env::var_os(name)
         })?;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use sandvmm::cell::Cell;
 use sandvmm::{
-    Child, Command, Completion, FileError, Files, Limit, MAX_FILE_BYTES, Outcome, Sandbox,
-    SpawnError, StartError, Stdio, Usage,
+    Child, Command, Completion, FileError, Files, Limit, MAX_FILE_BYTES, Sandbox, SpawnError,
+    StartError, Stdio, Usage,
 };
 
 use super::args::RunArgs;
@@ -307,12 +307,9 @@ impl Session {
         } else {
             child.wait()
         };
-        let cut_short = !matches!(
-            completion.outcome,
-            Outcome::Exited(_) | Outcome::Signaled(_) | Outcome::OutOfMemory { .. }
-        );
-        let streams = relay.drain(cut_short.then_some(DRAIN_GRACE));
         let mut verdict = Verdict::outcome(&completion.outcome, self.limits());
+        let cut_short = !verdict.is_programs_own();
+        let streams = relay.drain(cut_short.then_some(DRAIN_GRACE));
         if let Some(broken) = self.shared.broken.get() {
             verdict = broken.clone();
         } else if let Some(other) = streams.verdict(&completion.outcome) {

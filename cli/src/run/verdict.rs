@@ -158,9 +158,12 @@ impl Verdict {
         Self::from_signal(SIGPIPE)
     }
 
-    /// Whether it is the program's own end, and no trouble of its machine's.
+    /// Whether it is the program's own end, out of memory or not, and no trouble of its machine's: that still runs.
     pub(crate) fn is_programs_own(&self) -> bool {
-        matches!(self.reason, Some(Reason::Exited | Reason::Signal))
+        matches!(
+            self.reason,
+            Some(Reason::Exited | Reason::Signal | Reason::Oom)
+        )
     }
 
     fn from_signal(signal: i32) -> Self {
@@ -281,7 +284,7 @@ impl Verdict {
     /// Something was not copied into the guest, or out of it.
     pub(crate) fn copy(error: &CopyError, limits: Limits) -> Self {
         match error {
-            CopyError::Source { .. } => Self::usage(error),
+            CopyError::Source { .. } | CopyError::Kind(_) => Self::usage(error),
             CopyError::Upload { source, .. } | CopyError::Download { source, .. } => {
                 let verdict = Self::file(source, limits);
                 match verdict.error {
@@ -392,6 +395,11 @@ mod tests {
         assert_eq!(outcome(&Outcome::Signaled(9)), (137, Some(Reason::Signal)));
         assert_eq!(outcome(&Outcome::TimedOut), (124, Some(Reason::Timeout)));
         let killed = ExitStatus::Signal(9);
+        // Its machine lives: what it wrote is still to come, and what it left can be copied.
+        assert!(
+            Verdict::outcome(&Outcome::OutOfMemory { status: killed }, LIMITS).is_programs_own()
+        );
+        assert!(!Verdict::outcome(&Outcome::TimedOut, LIMITS).is_programs_own());
         assert_eq!(
             outcome(&Outcome::OutOfMemory { status: killed }),
             (137, Some(Reason::Oom))

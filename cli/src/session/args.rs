@@ -24,10 +24,10 @@ pub(crate) struct StartArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) name: String,
     /// End it when no command has run in it for so long, for example 30m; 0 for never
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "0", allow_hyphen_values = true, value_parser = Timeout::parse)]
     pub(crate) idle: Timeout,
     /// End it after so long, whatever runs; 0 for never
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "0", allow_hyphen_values = true, value_parser = Timeout::parse)]
     pub(crate) timeout: Timeout,
     /// Keep sandvmm's own messages to itself
     #[arg(short = 'q', long)]
@@ -46,7 +46,7 @@ pub(crate) struct ResumeArgs {
     /// Its name
     pub(crate) name: String,
     /// End it when no command has run in it for so long; 0 for never
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = Timeout::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "0", allow_hyphen_values = true, value_parser = Timeout::parse)]
     pub(crate) idle: Timeout,
     /// This process is the one that stays.
     #[arg(long, hide = true)]

@@ -268,6 +268,7 @@ fn leave_caller() -> io::Result<()> {
 fn make<'a>(args: &StartArgs, called_at: Instant, stay: &'a Stay) -> Result<&'a Sandbox, Verdict> {
     let network = Network::new(&args.sandbox.network).map_err(|error| Verdict::usage(&error))?;
     copies::check(&args.sandbox.upload).map_err(|error| Verdict::usage(&error))?;
+    Programs::check(&args.sandbox.host_function).map_err(|error| Verdict::usage(&error))?;
     let Parts {
         builder,
         path,

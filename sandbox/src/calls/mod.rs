@@ -182,6 +182,17 @@ impl Calls {
     }
 }
 
+/// Whether a function of the host may have this name: one of Python's, of 64 bytes at most.
+///
+/// ```
+/// assert!(sandvmm::is_host_function_name("look_up"));
+/// assert!(!sandvmm::is_host_function_name("look-up"));
+/// ```
+#[must_use]
+pub fn is_host_function_name(name: &str) -> bool {
+    is_name(name)
+}
+
 /// Registers a function, and opens the stream if it is the first.
 pub(crate) fn register<T, R, E>(
     shared: &Arc<Shared>,

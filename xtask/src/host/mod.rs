@@ -33,8 +33,8 @@ use wire::{DATA_BYTES_MAX, Frame, Start, WireError};
 
 /// Exit code of xtask where the host, and not the command, failed.
 pub(crate) const EXIT_HOST_FAILED: u8 = 125;
-/// Bytes of a shown output's end that the caller gets.
-const SHOWN_END_BYTES: usize = 64 * 1024;
+/// Bytes of a shown output's end that the caller gets: enough for a batch of tests that fail and print much.
+const SHOWN_END_BYTES: usize = 8 << 20;
 /// Exit code of a command that SIGPIPE ended: what this process returns when nobody reads its output any more.
 const EXIT_BROKEN_PIPE: u8 = 141;
 /// How long the emulated host may take to boot: it takes 4 s on an idle machine, and a busy one may have a tenth of that for it.
