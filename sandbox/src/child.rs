@@ -16,6 +16,22 @@ const SIGNALS: std::ops::RangeInclusive<i32> = 1..=64;
 
 /// A command that runs in a sandbox, or did. Dropping it kills the command, with all that it started; [`Self::detach`] lets it
 /// go on.
+///
+/// ```no_run
+/// use std::io::{BufRead, BufReader, Write};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # sandvmm::init();
+/// # let sandbox = sandvmm::Sandbox::builder().start()?;
+/// let mut child = sandbox.command("cat").stdin(sandvmm::Stdio::piped()).spawn()?;
+/// let mut stdin = child.stdin.take().ok_or("It was piped")?;
+/// let mut lines = BufReader::new(child.stdout.take().ok_or("It is, unless told otherwise")?).lines();
+/// stdin.write_all(b"to and fro\n")?;
+/// assert_eq!(lines.next().transpose()?.as_deref(), Some("to and fro"));
+/// drop(stdin);
+/// assert!(child.wait().outcome.success());
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Child {

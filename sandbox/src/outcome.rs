@@ -25,6 +25,20 @@ pub struct Completion {
 }
 
 /// How a command ended. Only [`Outcome::Exited`] with 0 is success.
+///
+/// ```
+/// use sandvmm::Outcome;
+///
+/// fn told(outcome: &Outcome) -> String {
+///     match outcome {
+///         Outcome::Exited(code) => format!("The program ended with {code}"),
+///         Outcome::Signaled(signal) => format!("Signal {signal} ended it"),
+///         Outcome::OutOfMemory { .. } | Outcome::TimedOut | Outcome::LimitExceeded(_) => "It asked for too much".to_owned(),
+///         _ => "It was ended from outside".to_owned(),
+///     }
+/// }
+/// assert_eq!(told(&Outcome::Exited(3)), "The program ended with 3");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Outcome {

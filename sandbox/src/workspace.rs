@@ -87,6 +87,18 @@ pub enum WorkspaceError {
 
 /// A persistent writable disk: everything that a sandbox writes stays on it, and the next sandbox that is given it finds
 /// it again. One sandbox at a time has it; a sandbox that is killed leaves it consistent.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # sandvmm::init();
+/// for _ in 0..2 {
+///     let workspace = sandvmm::Workspace::open_or_create("dev", 1024)?;
+///     let sandbox = sandvmm::Sandbox::builder().workspace(workspace).start()?;
+///     let output = sandbox.command("sh").args(["-c", "echo here >> ~/log; cat ~/log"]).output()?;
+///     print!("{}", String::from_utf8_lossy(&output.stdout)); // once more each time
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Workspace {
     name: String,

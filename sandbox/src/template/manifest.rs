@@ -14,6 +14,7 @@ pub(super) const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 /// A file that a template depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct InputFile {
     /// Where it was, absolute.
     pub path: PathBuf,
@@ -24,6 +25,7 @@ pub struct InputFile {
 /// A file that was copied into the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct CopiedFile {
     /// Its path in the guest.
     pub guest_path: PathBuf,
@@ -34,6 +36,7 @@ pub struct CopiedFile {
 /// Everything that decides what is in a template.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Inputs {
     /// The guest kernel.
     pub kernel: InputFile,
@@ -88,6 +91,7 @@ impl Inputs {
 /// One of a template's own files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct OwnFile {
     /// Its length.
     pub bytes: u64,
@@ -98,6 +102,7 @@ pub struct OwnFile {
 /// A template on record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Manifest {
     /// The manifest's version.
     pub format: u32,
