@@ -5,7 +5,11 @@ mod network;
 mod program;
 mod sandbox;
 
-use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+use sandvmm::cell::Part;
 
 use crate::bench::args::Bench;
 use crate::doctor::DoctorArgs;
@@ -29,6 +33,26 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) task: Task,
+}
+
+impl Cli {
+    /// Reads the command line.
+    ///
+    /// # Errors
+    /// What is to be printed, help included, and what is no option or none together with another.
+    pub(crate) fn read(line: &[OsString]) -> Result<Self, clap::Error> {
+        let cli = Self::try_parse_from(line)?;
+        let contradicts_itself = cli.task.machine().is_some_and(|machine| {
+            machine.require_cgroup && machine.dangerously_leave_out.contains(&Part::Cgroup)
+        });
+        if contradicts_itself {
+            return Err(Self::command().error(
+                ErrorKind::ArgumentConflict,
+                "the argument '--require-cgroup' cannot be used with '--dangerously-leave-out cgroup'",
+            ));
+        }
+        Ok(cli)
+    }
 }
 
 /// What to do.
@@ -75,11 +99,61 @@ pub(crate) enum Task {
     Bench(Bench),
 }
 
+impl Task {
+    /// The options of the machine that it makes, if it makes one by any.
+    fn machine(&self) -> Option<&MachineArgs> {
+        match self {
+            Self::Run(args) => Some(&args.sandbox.machine),
+            Self::Start(args) => Some(&args.sandbox.machine),
+            Self::Repl(args) => Some(&args.machine),
+            Self::Template(TemplateTask::Build(args)) => Some(&args.machine),
+            Self::Bench(Bench::Boot(args)) => Some(&args.machine),
+            Self::Bench(Bench::Fork(args)) => Some(&args.machine),
+            Self::Bench(Bench::Streams(args)) => Some(&args.machine),
+            Self::Bench(Bench::Density(args)) => Some(&args.machine),
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
+
+    fn read(line: &str) -> Result<Cli, ErrorKind> {
+        let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        Cli::read(&words).map_err(|error| error.kind())
+    }
+
+    #[test]
+    fn a_control_group_is_not_required_and_left_out() {
+        for task in [
+            "run -c 1",
+            "start --name a",
+            "repl",
+            "template build a",
+            "bench boot",
+            "bench fork",
+            "bench streams",
+            "bench density",
+        ] {
+            let both = "--require-cgroup --dangerously-leave-out seccomp,cgroup";
+            let (name, rest) = task.split_once(' ').unwrap_or((task, ""));
+            // Options come before what is run, and after the name of a task in a task.
+            let line = |options: &str| match name {
+                "run" => format!("sandvmm run {options} {rest}"),
+                _ => format!("sandvmm {task} {options}"),
+            };
+
+            assert_eq!(
+                read(&line(both)).unwrap_err(),
+                ErrorKind::ArgumentConflict,
+                "{task}"
+            );
+            read(&line("--require-cgroup --dangerously-leave-out seccomp")).unwrap();
+            read(&line("--dangerously-leave-out cgroup")).unwrap();
+        }
+    }
 
     #[test]
     fn the_description_holds_together() {

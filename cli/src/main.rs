@@ -22,8 +22,6 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Parser;
-
 use crate::args::{Cli, Task};
 use crate::bench::args::Bench;
 
@@ -31,7 +29,7 @@ fn main() -> ExitCode {
     let called_at = Instant::now();
     sandvmm::init();
     let line: Vec<OsString> = std::env::args_os().collect();
-    let task = match Cli::try_parse_from(&line) {
+    let task = match Cli::read(&line) {
         Ok(cli) => cli.task,
         Err(error) => return run::refuse(&line, &error),
     };

@@ -232,7 +232,7 @@ impl SandboxBuilder {
     }
 
     /// Refuses to start a machine that has no control group to bound its processor time and memory. Default: it starts,
-    /// and [`Sandbox::cell`] says that there is none.
+    /// and [`Sandbox::cell`] says that there is none. With one that is left out it is [`StartError::InvalidOption`].
     #[must_use]
     pub fn require_cgroup(mut self, is_required: bool) -> Self {
         self.require_cgroup = is_required;

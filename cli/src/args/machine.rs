@@ -27,7 +27,7 @@ pub(crate) struct MachineArgs {
     /// Memory, for example 256M or 2G
     #[arg(long, value_name = "SIZE", default_value = "256M", allow_hyphen_values = true, value_parser = parse_memory_mib)]
     pub(crate) memory: u32,
-    /// Refuse to run without a control group that bounds the machine's processor time and memory
+    /// Refuse to run without a control group that bounds the machine's processor time and memory; not together with one that is left out
     #[arg(long)]
     pub(crate) require_cgroup: bool,
     /// Leave parts out of the cell around the machine's process: a guest that breaks out of its virtual machine then

@@ -48,6 +48,11 @@ impl SandboxBuilder {
                     .to_owned(),
             );
         }
+        if self.require_cgroup && self.leave_out.contains(jailer::Part::Cgroup) {
+            return invalid(
+                "A control group is either required or left out of the cell, not both".to_owned(),
+            );
+        }
         if self.timeout.is_some_and(|timeout| timeout.is_zero()) {
             return invalid(
                 "A time of 0 is over before it begins: give none for no end".to_owned(),
@@ -125,6 +130,18 @@ mod tests {
             let sentence = refused(Sandbox::builder().hostname(name));
             assert!(sentence.contains("is no host name"), "{sentence}");
         }
+    }
+
+    #[test]
+    fn a_control_group_that_is_required_and_left_out_is_refused() {
+        let builder = Sandbox::builder().require_cgroup(true);
+
+        let sentence = refused(builder.dangerously_leave_out(jailer::Part::Cgroup));
+
+        assert!(
+            sentence.contains("either required or left out"),
+            "{sentence}"
+        );
     }
 
     #[test]
