@@ -1,6 +1,8 @@
 //! Guests that take all they can get, each beside one that behaves; and much traffic both ways.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,8 +22,11 @@ pub(crate) const TESTS: &[Test] = &[
     ),
 ];
 
-/// How long each abuser is left at it.
+/// How long each abuser is left at it, once it shows.
 const ABUSE: Duration = Duration::from_secs(6);
+
+/// How soon an abuser shows. On a busy host of two emulated processors a thousand processes are there after 18 s.
+const SHOWN_WITHIN: Duration = Duration::from_secs(90);
 
 /// How soon a sandbox answers beside an abuser, and how soon an abuser is gone. An emulated host of two processors has 0.25 s at worst, and 0.2 s when
 /// nothing else runs; there are machines that do more beside the tests.
@@ -37,33 +42,61 @@ const TRAFFIC_MIB: usize = 4;
 const SANDBOXES: usize = 8;
 
 fn fork_bomb() {
-    beside("f() { f | f & }; f; sleep 1000");
+    beside("f() { f | f & }; f; exec sleep 1000", "fork");
 }
 
 fn memory_hog() {
-    beside("while :; do python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'; done");
+    let hog = "x = []\nwhile True: x.append(bytearray(1 << 20))";
+    beside(
+        &format!("while :; do python3 -c '{hog}' || echo out of memory >&2; done"),
+        "out of memory",
+    );
 }
 
 fn disk_filler() {
-    beside("while :; do cat /dev/zero > fill; done 2> /dev/null");
+    beside("while :; do cat /dev/zero > fill; done", "No space left");
 }
 
 fn output_flood() {
-    beside("yes; sleep 1000");
+    beside(
+        "while :; do head -c 4000000 /dev/zero; echo 4 MB more >&2; done",
+        "4 MB more",
+    );
 }
 
-/// Has `abuse` run in one sandbox, and sees that another one answers and works meanwhile.
-fn beside(abuse: &str) {
+/// Has `abuse` run in one sandbox, and sees that another one answers and works meanwhile. Its standard error has a line with `sign` whenever it has gone as
+/// far as it is let.
+fn beside(abuse: &str, sign: &'static str) {
     let (abused, neighbour) = (machine(), machine());
     neighbour.write("note", &b"kept"[..]).unwrap();
     let alone = answer(&neighbour);
     let mut child = abused.command("sh").arg("-c").arg(abuse).spawn().unwrap();
-    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let (mut stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let signs = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&signs);
     // Whatever it prints is taken.
     let drains = [
         thread::spawn(move || drop(std::io::copy(&mut stdout, &mut std::io::sink()))),
-        thread::spawn(move || drop(std::io::copy(&mut stderr, &mut std::io::sink()))),
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                if line.contains(sign) {
+                    seen.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        }),
     ];
+    let wait_for_sign = |before: usize| {
+        let begun = Instant::now();
+        while signs.load(Ordering::SeqCst) == before {
+            assert!(
+                begun.elapsed() < SHOWN_WITHIN,
+                "the abuse never shows (again): {before} times {sign:?}"
+            );
+            thread::sleep(Duration::from_millis(20));
+        }
+        begun.elapsed()
+    };
+    let shown = wait_for_sign(0);
     let begun = Instant::now();
     let mut worst = Duration::ZERO;
     let mut rounds = 0;
@@ -72,12 +105,14 @@ fn beside(abuse: &str) {
         assert_eq!(printed(&neighbour, "sh", "cat note"), "kept");
         rounds += 1;
     }
+    let meanwhile = signs.load(Ordering::SeqCst);
+    wait_for_sign(meanwhile);
     assert!(child.try_wait().is_none(), "it is still at it");
     let ended = Instant::now();
     drop(child);
     let end = abused.end();
     eprintln!(
-        "alone {alone:?}, at worst {worst:?} in {rounds} rounds; ended in {:?}",
+        "alone {alone:?}; shown after {shown:?}, {meanwhile} times until the end; at worst {worst:?} in {rounds} rounds; ended in {:?}",
         ended.elapsed()
     );
     assert!(worst < ANSWER_LIMIT, "{worst:?}");
