@@ -125,6 +125,9 @@ impl Cgroup {
         self.write("pids.max", &rlimits::max_tasks(bounds).to_string())?;
         // A machine is whole or gone. Kernels before 4.19 do not have it.
         let _ = self.write("memory.oom.group", "1");
+        // Guest memory is in memory alone: what is in it is on no disk, and a guest can't have the host write it there without end. Kernels
+        // that count no swap for a group (`swapaccount=0`), or have none, do not have the file.
+        let _ = self.write("memory.swap.max", "0");
         Ok(())
     }
 

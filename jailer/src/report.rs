@@ -27,7 +27,7 @@ const ENTERED: u8 = 2;
 pub(crate) const DESCRIPTOR: i32 = 3;
 
 /// The steps between the process's first instruction and its program's, by number.
-const STEPS: [&str; 8] = [
+const STEPS: [&str; 9] = [
     "following its supervisor's end",
     "hearing its supervisor",
     "leaving its supervisor's groups",
@@ -36,6 +36,7 @@ const STEPS: [&str; 8] = [
     "laying out its descriptors",
     "clearing its signals",
     "executing the program",
+    "leaving its supervisor's priorities",
 ];
 
 /// What came on the socket.
@@ -181,7 +182,7 @@ mod tests {
         let failed = |step| parse(&[FAILED, step, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0]);
 
         assert_eq!(failed(7), Some(Report::Failed("executing the program", 13)));
-        assert_eq!(failed(8), None);
+        assert_eq!(failed(9), None);
         assert_eq!(parse(&[0; PACKET_BYTES]), None);
     }
 

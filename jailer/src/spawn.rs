@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::cell::Namespaces;
+use crate::precedence;
 use crate::report::{DESCRIPTOR, FAILED, PACKET_BYTES};
 
 /// `CLONE_CLEAR_SIGHAND` (`include/uapi/linux/sched.h`): libc's is too narrow.
@@ -214,6 +215,7 @@ unsafe fn child(inherited: &Inherited<'_>, takes_mapped_ids: bool) -> ! {
             check(follow() == 0, 0, report);
         }
         check(syscall(libc::SYS_setsid) >= 0, 4, report);
+        check(precedence::drop_all(), 8, report);
         check(syscall(libc::SYS_chdir, c"/".as_ptr()) == 0, 5, report);
         let lay = |from: c_int, to: c_int, flags: c_int| {
             check(

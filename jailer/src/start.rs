@@ -18,6 +18,8 @@ use crate::cell::{
 };
 use crate::cgroup::Cgroup;
 use crate::ids;
+use crate::limits;
+use crate::precedence;
 use crate::process::MachineProcess;
 use crate::report::{self, Report};
 use crate::spawn::{Birth, Born, Inherited, spawn};
@@ -149,7 +151,7 @@ pub fn start(
                     cgroup.sweep_beside();
                 }
                 if let Some(error) = failure {
-                    missing.push(refused(namespaces, &error));
+                    missing.push(refused(namespaces, error));
                 }
                 return Ok(MachineProcess {
                     pid: born.pid.unsigned_abs(),
@@ -166,6 +168,10 @@ pub fn start(
                     }),
                     cgroup,
                 });
+            }
+            // That is no word on namespaces: the next attempt, with fewer, might find room by chance.
+            Err(error) if limits::is_full(&error) => {
+                return Err(StartError::Spawn(limits::name_limit(error)));
             }
             Err(error) => {
                 failure.get_or_insert(error);
@@ -216,7 +222,7 @@ fn kinds_to_try(leave_out: Parts) -> impl Iterator<Item = Namespaces> {
         .chain(iter::once(Namespaces::default()))
 }
 
-fn refused(made: Namespaces, error: &io::Error) -> Missing {
+fn refused(made: Namespaces, error: io::Error) -> Missing {
     let lacking: Vec<&str> = Namespace::ALL
         .into_iter()
         .filter(|kind| !made.contains(*kind))
@@ -225,8 +231,9 @@ fn refused(made: Namespaces, error: &io::Error) -> Missing {
     Missing {
         part: Part::Namespaces,
         why: format!(
-            "the host refuses namespaces of these kinds: {} ({error})",
-            lacking.join(", ")
+            "the host refuses namespaces of these kinds: {} ({})",
+            lacking.join(", "),
+            limits::name_limit(error)
         ),
     }
 }
@@ -325,6 +332,8 @@ impl Descriptors {
         {
             cgroup.take(born.pid)?;
         }
+        // While it is the supervisor's to write: its ids, and its file tree, are soon others.
+        precedence::expose_to_oom_killer(born.pid)?;
         let leaves_namespaces = leave_out.contains(Part::Namespaces);
         let mut take_ids = None;
         let ids = if namespaces.contains(Namespace::User) {

@@ -362,7 +362,7 @@ impl SandboxBuilder {
             .spawn(move || supervisor::run(&supervised, plan))
             .map_err(|source| StartError::System {
                 action: "Starting a thread",
-                source,
+                source: jailer::name_limit(source),
             })?;
         Ok(Sandbox::new(shared, origin, thread))
     }

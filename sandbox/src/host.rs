@@ -7,6 +7,7 @@ mod kvm;
 
 use crate::cell::Cell;
 use crate::images::{Images, ImagesError};
+pub use jailer::name_limit;
 pub(crate) use kvm::open_kvm;
 
 /// What was found out about this machine.

@@ -125,7 +125,7 @@ impl PoolBuilder {
             .map_err(|source| {
                 PoolError::Start(StartError::System {
                     action: "Starting a thread",
-                    source,
+                    source: jailer::name_limit(source),
                 })
             })?;
         Ok(Pool {

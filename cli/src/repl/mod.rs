@@ -106,7 +106,7 @@ fn listen(shared: &Shared, sender: Sender<Event>) -> Result<(), (u8, String)> {
     started
         .and_then(|_| reading.spawn(move || read(&sender)))
         .map(drop)
-        .map_err(|error| failed(&error))
+        .map_err(|error| failed(&sandvmm::host::name_limit(error)))
 }
 
 /// Passes lines on; a line without an end is the last.

@@ -24,7 +24,8 @@ pub(super) fn open() -> io::Result<(File, Receiver<()>)> {
         .spawn(move || {
             each_line(File::from(reader), notice::show_console);
             drop(over);
-        })?;
+        })
+        .map_err(sandvmm::host::name_limit)?;
     Ok((File::from(writer), receiver))
 }
 

@@ -97,6 +97,7 @@ pub(crate) fn run(args: &RunArgs, line: &[OsString], called_at: Instant) -> u8 {
                 let mut over = Over(sender, FAILED);
                 over.1 = session.run();
             })
+            .map_err(sandvmm::host::name_limit)
     });
     let code = match started {
         Ok(_) => wait(args, &shared, &events, deadline),

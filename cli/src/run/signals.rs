@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Sender;
 
+use sandvmm::host::name_limit;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
 use signal_hook::iterator::Signals;
 
@@ -32,7 +33,8 @@ pub(crate) fn forward<T: Send + 'static>(
                     return;
                 }
             }
-        })?;
+        })
+        .map_err(name_limit)?;
     Ok(())
 }
 
@@ -63,7 +65,8 @@ pub(crate) fn forward_resizes<T: Send + 'static>(
                     return;
                 }
             }
-        })?;
+        })
+        .map_err(name_limit)?;
     Ok(())
 }
 

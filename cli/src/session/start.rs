@@ -166,7 +166,8 @@ impl Stay {
                 if heard.recv().is_ok() {
                     stay.end();
                 }
-            })?;
+            })
+            .map_err(sandvmm::host::name_limit)?;
         let stay = self.clone();
         let caller = rustix::io::fcntl_dupfd_cloexec(stdin(), 3)?;
         thread::Builder::new()
@@ -179,7 +180,8 @@ impl Stay {
                 if !is_spared && !stay.is_ready.load(Ordering::SeqCst) {
                     stay.end();
                 }
-            })?;
+            })
+            .map_err(sandvmm::host::name_limit)?;
         Ok(())
     }
 }

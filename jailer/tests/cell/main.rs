@@ -25,7 +25,7 @@ fn main() {
         supervisor::serve();
         return;
     }
-    let tests: [(&str, fn()); 13] = [
+    let tests: [(&str, fn()); 16] = [
         ("it_has_every_part", walls::it_has_every_part),
         (
             "it_holds_nothing_of_its_supervisors",
@@ -68,6 +68,18 @@ fn main() {
         (
             "a_user_without_privileges_has_a_cell",
             supervisor::a_user_without_privileges_has_a_cell,
+        ),
+        (
+            "a_limit_that_is_met_is_named",
+            supervisor::a_limit_that_is_met_is_named,
+        ),
+        (
+            "a_favoured_supervisor_favours_no_machine",
+            supervisor::a_favoured_supervisor_favours_no_machine,
+        ),
+        (
+            "a_supervisor_that_gives_way_has_machines_that_do",
+            supervisor::a_supervisor_that_gives_way_has_machines_that_do,
         ),
     ];
     let trials = tests

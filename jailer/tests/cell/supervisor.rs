@@ -4,9 +4,11 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use sandvmm_jailer::start;
 
 use crate::inmate::Order;
 use crate::skip;
@@ -15,11 +17,25 @@ use crate::walls::{SOON, jailed, options};
 /// The argument with which this program is a supervisor.
 pub(crate) const WORD: &str = "supervise";
 
-/// A user and group that own nothing.
-const NOBODY: u32 = 65534;
+/// The argument after that with which it comes before other processes; and with which it gives way to them.
+const FAVOURED: &str = "favoured";
+const GIVING_WAY: &str = "giving-way";
 
-/// Starts a process, says which, and how its cell is, and goes on until it is killed.
+/// The one with which its user may have no other process: it says why none was started.
+const ALONE: &str = "alone";
+
+/// A user and group that own nothing; and some that run nothing either.
+const NOBODY: u32 = 65534;
+const ALONE_ID: u32 = 65533;
+
+/// Starts a process, says which, and how its cell is, and goes on until it is killed. The word after its own says what it does to itself before.
 pub(crate) fn serve() {
+    match std::env::args().nth(2).as_deref() {
+        Some(FAVOURED) => favour_this_process(),
+        Some(GIVING_WAY) => have_this_process_give_way(),
+        Some(ALONE) => return say_why_it_is_alone(),
+        _ => {}
+    }
     let jailed = jailed(options(&[]), Order::Wait);
     let cell = &jailed.cell;
     let cgroup = jailed.process.cgroup().unwrap_or_else(|| Path::new("-"));
@@ -37,7 +53,13 @@ pub(crate) fn serve() {
 
 /// The words of a supervisor that was started with `command`.
 fn started(command: &mut Command) -> (Child, Vec<String>) {
-    let mut child = command.arg(WORD).stdout(Stdio::piped()).spawn().unwrap();
+    started_as(command, "")
+}
+
+/// The same, of one that does this to itself before.
+fn started_as(command: &mut Command, what: &str) -> (Child, Vec<String>) {
+    let words = [WORD, what];
+    let mut child = command.args(words).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap())
         .read_line(&mut line)
@@ -67,17 +89,28 @@ pub(crate) fn it_dies_with_its_supervisor() {
     assert!(!cgroup.exists(), "{}", cgroup.display());
 }
 
+/// A copy of this program that other users may execute, and the folder that it goes with: this program's own may be closed to others.
+fn program_for_others() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("program");
+    // By a program of its own: a file that this one had open for writing can't be executed as long as a process has a copy of the descriptor that
+    // another test's thread has just made.
+    let copied = Command::new("install")
+        .args(["-m", "755"])
+        .args([&std::env::current_exe().unwrap(), &program])
+        .status()
+        .unwrap();
+    assert!(copied.success());
+    (folder, program)
+}
+
 pub(crate) fn a_user_without_privileges_has_a_cell() {
     if !rustix::process::geteuid().is_root() {
         // All the other tests have shown it.
         return;
     }
-    // This program's folder may be closed to others.
-    let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let program = folder.path().join("program");
-    fs::copy("/proc/self/exe", &program).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let (_folder, program) = program_for_others();
 
     let (mut supervisor, words) = started(Command::new(&program).uid(NOBODY).gid(NOBODY));
 
@@ -103,4 +136,184 @@ pub(crate) fn a_user_without_privileges_has_a_cell() {
     supervisor.kill().unwrap();
     supervisor.wait().unwrap();
     wait_until_gone(&words[0]);
+}
+
+/// The personality of a process that has not chosen any, as its file has it.
+const USUAL_PERSONALITY: &str = "00000000";
+
+/// What a process is to the host's schedulers and its OOM killer.
+#[derive(Debug, PartialEq, Eq)]
+struct Standing {
+    nice: i64,
+    real_time_priority: i64,
+    policy: i64,
+    /// The class of its priority for disks.
+    io_class: i64,
+    oom_score_adj: i64,
+    personality: String,
+}
+
+impl Standing {
+    fn of(pid: u32) -> Self {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
+        let stat = read("stat");
+        let (_, fields) = stat.rsplit_once(") ").unwrap();
+        // Counted as in proc_pid_stat(5); the name, of which this is the rest, is the second.
+        let field = |number: usize| fields.split(' ').nth(number - 3).unwrap().parse().unwrap();
+        Self {
+            nice: field(19),
+            real_time_priority: field(40),
+            policy: field(41),
+            io_class: io_priority(pid) >> IO_CLASS_SHIFT,
+            oom_score_adj: read("oom_score_adj").trim().parse().unwrap(),
+            // Nobody may ask where `kernel.yama.ptrace_scope` is 3.
+            personality: fs::read_to_string(format!("/proc/{pid}/personality")).map_or_else(
+                |_| USUAL_PERSONALITY.to_owned(),
+                |text| text.trim().to_owned(),
+            ),
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "the C library has no call for it")]
+fn io_priority(pid: u32) -> i64 {
+    // SAFETY: the call takes numbers alone.
+    unsafe { libc::syscall(libc::SYS_ioprio_get, 1, pid) }
+}
+
+/// The classes of priorities for disks, and at which bit of a priority its class begins.
+const IO_NONE: i64 = 0;
+const IO_REAL_TIME: i64 = 1;
+const IO_IDLE: i64 = 3;
+const IO_CLASS_SHIFT: u32 = 13;
+
+#[expect(unsafe_code, reason = "the C library has no call for it")]
+fn set_io_class(class: i64) {
+    let priority = class << IO_CLASS_SHIFT;
+    // SAFETY: the call takes numbers alone.
+    let set = unsafe { libc::syscall(libc::SYS_ioprio_set, 1, 0, priority) };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[expect(unsafe_code, reason = "no crate of ours has priorities")]
+fn favour_this_process() {
+    if fs::write("/proc/self/oom_score_adj", "-500").is_err() {
+        skip(
+            "a_favoured_supervisor_favours_no_machine, in part",
+            "root may not spare a process from the OOM killer here",
+        );
+    }
+    set_io_class(IO_REAL_TIME);
+    let priority = libc::sched_param { sched_priority: 7 };
+    // SAFETY: numbers, and a pointer to a structure that lives here.
+    unsafe {
+        assert_eq!(libc::setpriority(libc::PRIO_PROCESS, 0, -5), 0);
+        libc::personality(libc::ADDR_NO_RANDOMIZE.cast_unsigned().into());
+        if libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) != 0 {
+            // The group of cgroup v1 that the host has it in has no share of real-time.
+            skip(
+                "a_favoured_supervisor_favours_no_machine, in part",
+                "the host lets root run nothing as real-time",
+            );
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "no crate of ours has priorities")]
+fn have_this_process_give_way() {
+    fs::write("/proc/self/oom_score_adj", "300").unwrap();
+    set_io_class(IO_IDLE);
+    let priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: numbers, and a pointer to a structure that lives here.
+    unsafe {
+        assert_eq!(libc::setpriority(libc::PRIO_PROCESS, 0, 10), 0);
+        assert_eq!(
+            libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const priority),
+            0
+        );
+    }
+}
+
+pub(crate) fn a_favoured_supervisor_favours_no_machine() {
+    if !rustix::process::geteuid().is_root() {
+        skip(
+            "a_favoured_supervisor_favours_no_machine",
+            "it needs root to favour a process",
+        );
+        return;
+    }
+
+    let (mut supervisor, words) = started_as(&mut Command::new("/proc/self/exe"), FAVOURED);
+
+    let favoured = Standing::of(supervisor.id());
+    assert_eq!((favoured.nice, favoured.io_class), (-5, IO_REAL_TIME));
+    assert_eq!(
+        Standing::of(words[0].parse().unwrap()),
+        Standing {
+            nice: 0,
+            real_time_priority: 0,
+            policy: libc::SCHED_OTHER.into(),
+            io_class: IO_NONE,
+            oom_score_adj: 0,
+            personality: USUAL_PERSONALITY.to_owned(),
+        }
+    );
+    supervisor.kill().unwrap();
+    supervisor.wait().unwrap();
+}
+
+pub(crate) fn a_supervisor_that_gives_way_has_machines_that_do() {
+    let (mut supervisor, words) = started_as(&mut Command::new("/proc/self/exe"), GIVING_WAY);
+
+    assert_eq!(
+        Standing::of(words[0].parse().unwrap()),
+        Standing {
+            nice: 10,
+            real_time_priority: 0,
+            policy: libc::SCHED_BATCH.into(),
+            io_class: IO_IDLE,
+            oom_score_adj: 300,
+            personality: USUAL_PERSONALITY.to_owned(),
+        }
+    );
+    supervisor.kill().unwrap();
+    supervisor.wait().unwrap();
+}
+
+fn say_why_it_is_alone() {
+    let most = rustix::process::Rlimit {
+        current: Some(1),
+        maximum: Some(1),
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Nproc, most).unwrap();
+    let (input, _kept) = rustix::pipe::pipe().unwrap();
+
+    let error = start(Path::new("/proc/self/exe"), input, options(&[])).unwrap_err();
+
+    println!("{error}: {}", std::error::Error::source(&error).unwrap());
+}
+
+pub(crate) fn a_limit_that_is_met_is_named() {
+    if !rustix::process::geteuid().is_root() {
+        skip(
+            "a_limit_that_is_met_is_named",
+            "this user may have other processes than this test's",
+        );
+        return;
+    }
+    let (_folder, program) = program_for_others();
+    let mut command = Command::new(&program);
+    command.uid(ALONE_ID).gid(ALONE_ID);
+
+    let (mut supervisor, words) = started_as(&mut command, ALONE);
+
+    assert!(supervisor.wait().unwrap().success());
+    let said = words.join(" ");
+    for part in [
+        "made no process",
+        "`ulimit -u`, RLIMIT_NPROC, is 1 here",
+        "pids.max",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
 }

@@ -429,6 +429,13 @@ pub(crate) fn it_is_bounded_by_a_cgroup() {
         ((64 + 96) * (1 << 20) + (64 << 20) / 128).to_string()
     );
     assert_eq!(read("pids.max"), "7");
+    let files = jailed.cell.cgroup.as_ref().map(|bounds| &bounds.files);
+    let swap = "memory.swap.max";
+    let bounds_swap = files.is_some_and(|files| files.contains(&swap));
+    assert_eq!(bounds_swap, folder.join(swap).exists());
+    if bounds_swap {
+        assert_eq!(read(swap), "0");
+    }
     drop(jailed);
     assert!(!folder.exists());
 }
