@@ -11,14 +11,17 @@
 pub mod hostile_guest;
 
 use std::ffi::OsStr;
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, Permissions, set_permissions};
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
+use tempfile::TempDir;
 
 /// After this a run counts as hung, wherever it hangs. Generous: the processor may be emulated.
 pub const HUNG_AFTER: Duration = Duration::from_secs(240);
@@ -185,6 +188,46 @@ impl Ran {
     pub fn expect(self, code: i32) -> Self {
         assert_eq!(self.code, code, "exit code of {self:#?}");
         self
+    }
+}
+
+/// The command for a user who owns nothing: a copy in a folder that anybody may look into, since the build's may be closed to others.
+#[derive(Debug)]
+pub struct Nobodys(TempDir);
+
+impl Nobodys {
+    /// The user's number, and the group's.
+    pub const ID: u32 = 65534;
+
+    /// Makes the copy, which goes with this.
+    #[must_use]
+    pub fn copied() -> Self {
+        let folder = tempfile::tempdir().expect("there is room for a folder");
+        set_permissions(folder.path(), Permissions::from_mode(0o755))
+            .expect("the folder is this test's");
+        // By another program: what this one has open for writing while another test's thread makes a process is open there too, for a moment, and
+        // can't be executed meanwhile (ETXTBSY).
+        let copied = Command::new("cp")
+            .arg(program())
+            .arg(folder.path().join("sandvmm"))
+            .status()
+            .expect("cp is on PATH");
+        assert!(copied.success(), "cp: {copied}");
+        Self(folder)
+    }
+
+    /// Where the copy is, and nothing else.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// A call of the copy, as that user.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(self.folder().join("sandvmm"));
+        command.uid(Self::ID).gid(Self::ID).current_dir("/");
+        command
     }
 }
 

@@ -1,14 +1,11 @@
 //! However a run ends, nothing is left, and its neighbours notice nothing.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use sandvmm_tests::{Background, eventually, is_alive, program, run};
+use sandvmm_tests::{Background, Nobodys, eventually, is_alive, run};
 
 fn running() -> Background {
     let mut machine = Background::run(["--timeout", "0", "--", "sh", "-c", "echo up; sleep 1000"]);
@@ -210,22 +207,77 @@ fn the_machines_process_holds_what_it_was_handed_and_nothing_of_its_parent() {
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
+fn a_machine_has_no_precedence_of_its_supervisors() {
+    let script = "echo -500 > /proc/$$/oom_score_adj
+        exec nice -n -5 ionice -c 1 chrt -f 5 \
+            sandvmm run --timeout 0 -- sh -c 'echo up; sleep 1000'";
+
+    let mut machine = Background::start(Command::new("sh").args(["-c", script]));
+    machine.wait_for_output("up\n");
+
+    let standing = |pid: u32| {
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
+        let stat = read("stat");
+        let (_, fields) = stat.rsplit_once(") ").unwrap();
+        let fields: Vec<&str> = fields.split(' ').collect();
+        let io = Command::new("ionice")
+            .args(["-p", &pid.to_string()])
+            .output();
+        // Nice, priority among the real-time ones, and policy: fields 19, 40 and 41, of which these are the ones from the third on.
+        (
+            [fields[16], fields[37], fields[38]].map(str::to_owned),
+            String::from_utf8(io.unwrap().stdout)
+                .unwrap()
+                .trim()
+                .to_owned(),
+            read("oom_score_adj").trim().to_owned(),
+        )
+    };
+    let [nice, real_time, policy] = ["-5", "5", "1"].map(str::to_owned);
+    let (its, disks, spared) = standing(machine.child().id());
+    assert_eq!((its, &*spared), ([nice, real_time, policy], "-500"));
+    assert_eq!(disks, "realtime: prio 4");
+    let (its, disks, spared) = standing(machine.machines()[0]);
+    assert_eq!((its, &*spared), (["0"; 3].map(str::to_owned), "0"));
+    assert!(disks.starts_with("none"), "{disks}");
+    signal(machine.child().id(), Signal::TERM);
+    machine.wait();
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_process_that_can_not_be_made_names_the_limits() {
+    let nobodys = Nobodys::copied();
+    let program = nobodys.folder().join("sandvmm");
+    // So that it comes as far as to its first thread.
+    let copied = Command::new("setpriv")
+        .args(["--reuid", "64321", "--regid", "64321", "--clear-groups"])
+        .args(["prlimit", "--nproc=1"])
+        .arg(program)
+        .args(["run", "--", "true"])
+        .current_dir("/")
+        .output()
+        .unwrap();
+
+    let said = String::from_utf8_lossy(&copied.stderr);
+    assert_eq!(copied.status.code(), Some(125), "{said}");
+    for limit in ["`ulimit -u`, RLIMIT_NPROC, is 1 here", "pids.max"] {
+        assert!(said.contains(limit), "{said}");
+    }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
 fn a_user_who_may_not_open_kvm_is_told_and_leaves_nothing() {
-    const NOBODY: u32 = 65534;
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
-    // The folder of the build may be closed to others.
-    let copy = folder.path().join("sandvmm");
-    std::fs::copy(program(), &copy).unwrap();
-    let count = || std::fs::read_dir(folder.path()).unwrap().count();
+    let nobodys = Nobodys::copied();
+    let count = || std::fs::read_dir(nobodys.folder()).unwrap().count();
     let before = count();
 
-    let output = Command::new(&copy)
+    let output = nobodys
+        .command()
         .args(["run", "--", "true"])
-        .env("TMPDIR", folder.path())
-        .current_dir(folder.path())
-        .uid(NOBODY)
-        .gid(NOBODY)
+        .env("TMPDIR", nobodys.folder())
+        .current_dir(nobodys.folder())
         .output()
         .unwrap();
 

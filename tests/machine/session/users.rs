@@ -3,29 +3,21 @@
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
-use sandvmm_tests::{HUNG_AFTER, program};
+use sandvmm_tests::{HUNG_AFTER, Nobodys};
 
 use super::Sessions;
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn nobody_else_is_served() {
-    const NOBODY: u32 = 65534;
     let sessions = Sessions::dev(&[]);
-    let copy = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(copy.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    std::fs::copy(program(), copy.path().join("sandvmm")).unwrap();
-    let output = Command::new(copy.path().join("sandvmm"))
+    let output = Nobodys::copied()
+        .command()
         .args(["exec", "dev", "--", "true"])
         .env("XDG_RUNTIME_DIR", sessions.0.path())
-        .current_dir("/")
-        .uid(NOBODY)
-        .gid(NOBODY)
         .output()
         .unwrap();
     // Somebody else's runtime folder is none.
@@ -49,7 +41,7 @@ fn nobody_else_is_served() {
         }
     };
     change(0o777);
-    let served = as_user(NOBODY, || {
+    let served = as_user(Nobodys::ID, || {
         let mut stream = UnixStream::connect(inner.join("socket")).unwrap();
         stream.set_read_timeout(Some(HUNG_AFTER)).unwrap();
         // It may be closed before all is written.
