@@ -22,6 +22,8 @@ const SUITE: &str = "bookworm";
 const PACKAGES: &str = "python3,netbase,usr-is-merged";
 /// The standard library's own tests, and what a data analysis imports.
 const TESTS_PACKAGES: &str = "libpython3.11-testsuite,python3-matplotlib,python3-pandas";
+/// Programs that talk to servers.
+const CLIENTS_PACKAGES: &str = "apt,ca-certificates,curl,git,nodejs,postgresql-client,python3-h2,python3-httpx,python3-pip,python3-requests,redis-tools";
 /// No documentation, no translations.
 const EXCLUDED: [&str; 5] = [
     "path-exclude=/usr/share/doc/*",
@@ -84,6 +86,8 @@ pub(crate) enum Variant {
     Standard,
     /// The same with the standard library's own tests and libraries for data.
     WithTests,
+    /// The same as the standard one with programs that talk to servers, for tests too.
+    WithClients,
 }
 
 impl Variant {
@@ -91,6 +95,7 @@ impl Variant {
         match self {
             Self::Standard => PACKAGES.to_owned(),
             Self::WithTests => format!("{PACKAGES},{TESTS_PACKAGES}"),
+            Self::WithClients => format!("{PACKAGES},{CLIENTS_PACKAGES}"),
         }
     }
 
@@ -98,6 +103,7 @@ impl Variant {
         match self {
             Self::Standard => "Building the root image",
             Self::WithTests => "Building the root image with what the tests import",
+            Self::WithClients => "Building the root image with programs that talk to servers",
         }
     }
 }

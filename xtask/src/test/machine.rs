@@ -19,16 +19,19 @@ use crate::tool::{self, ToolError};
 use crate::workspace::{Workspace, cargo};
 
 /// Programs with which the whole-machine tests make their own images and the network outside.
-const NEEDS: [Need; 9] = [
+const NEEDS: [Need; 12] = [
     Need::new("busybox", "busybox-static"),
     Need::new("cpio", "cpio"),
     Need::new("curl", "curl"),
+    Need::new("dpkg-deb", "dpkg"),
+    Need::new("git", "git"),
     Need::new("ip", "iproute2"),
     Need::new("mkfs.erofs", "erofs-utils"),
     Need::new("mkfs.ext4", "e2fsprogs"),
     Need::new("mksquashfs", "squashfs-tools"),
     Need::new("openssl", "openssl"),
     Need::new("python3", "python3"),
+    Need::new("/usr/lib/python3/dist-packages/h2", "python3-h2"),
 ];
 /// Why the whole-machine tests were not run, or not all.
 #[derive(Debug, thiserror::Error)]
@@ -73,11 +76,13 @@ pub(super) fn run(
     let cache = Cache::open()?;
     let data = setup::setup(workspace, &cache, progress)?;
     let image = image::build(Variant::WithTests, &cache, progress)?;
+    let clients = image::build(Variant::WithClients, &cache, progress)?;
     setup::build_command(workspace, progress)?;
     let scratch = Scratch::create()?;
     let variables = [
         ("SANDVMM_HOME", data.path()),
         ("SANDVMM_TEST_ROOTFS", &image),
+        ("SANDVMM_TEST_CLIENTS_ROOTFS", &clients),
         // The tests look for what is left behind: nobody else may leave anything there.
         ("TMPDIR", &scratch.0),
         // Tells the tests that they are on a KVM host: they may not skip.
