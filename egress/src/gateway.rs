@@ -20,8 +20,8 @@ use crate::policy::{Policy, Target};
 use crate::relay::{Count, End, MAX_HELD_BYTES, relay};
 
 /// How long a guest may take to say where a stream is to go, and its client to say its first words where these are looked
-/// into.
-pub const FIRST_WORDS_LIMIT: Duration = Duration::from_secs(10);
+/// into. A client may read its list of certificates in between, and its processor be slow or emulated: pip was seen to take ten seconds.
+pub const FIRST_WORDS_LIMIT: Duration = Duration::from_secs(30);
 
 /// Stack of a connection's thread.
 const STACK_BYTES: usize = 256 << 10;
