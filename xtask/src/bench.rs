@@ -1,9 +1,11 @@
-//! `cargo xtask bench`: instructions of a boot and of a fork, counted phase by phase in the emulated host, and of what passes a stream.
+//! `cargo xtask bench`: instructions of a boot and of a fork, counted phase by phase in the emulated host, of what passes a stream, and of
+//! what leaves a sandbox.
 
 mod cell;
 mod check;
 mod curve;
 mod density;
+mod egress;
 mod fork;
 mod picture;
 
@@ -16,6 +18,7 @@ use crate::cache::{self, Cache, CacheError};
 use crate::cli::Measurement;
 use crate::host::{HostCommand, HostError};
 use crate::image::{self, ImageError};
+use crate::packages::{self, PackageError};
 use crate::progress::Progress;
 use crate::setup::{self, SetupError};
 use crate::workspace::Workspace;
@@ -27,6 +30,7 @@ const BOOTS: &str = "boot.json";
 const FORKS: &str = "fork.json";
 const STREAMS: &str = "streams.json";
 const DENSITY: &str = "density.json";
+const TRANSFERS: &str = "egress.json";
 /// The machine that is measured: the one that published figures of other monitors are for.
 const MACHINE: [&str; 4] = ["--cpus", "1", "--memory", "128M"];
 
@@ -48,6 +52,9 @@ pub(crate) enum BenchError {
     /// No emulated host.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// A program that serves is missing.
+    #[error(transparent)]
+    Packages(#[from] PackageError),
     /// A file could not be read or written.
     #[error(transparent)]
     File(#[from] CacheError),
@@ -176,6 +183,19 @@ pub(crate) fn bench(
         print!("\n{}", density::table(&levels));
         let kept = json!({ "benchmark": "density", "report": whole });
         keep(workspace, &files, DENSITY, kept)?;
+    }
+    if only.is_none_or(|only| only == Measurement::Egress) {
+        packages::ensure(&[egress::NEED], progress)?;
+        let transfers = measure("transfer", egress::command(runs))?;
+        let whole = transfers.first().unwrap_or(&Value::Null);
+        let report = understand(whole)?;
+        print!("\n{}", table("transfers", &report, runs));
+        if compares {
+            is_worse |= compare(workspace, TRANSFERS, &report)?;
+        } else {
+            let kept = json!({ "benchmark": "egress", "report": whole });
+            keep(workspace, &files, TRANSFERS, kept)?;
+        }
     }
     if is_worse {
         return Err(BenchError::Worse);

@@ -23,6 +23,8 @@ pub(crate) enum Measurement {
     Streams,
     /// Machines that live at once
     Density,
+    /// What leaves a machine, and comes back
+    Egress,
 }
 
 /// The tasks.
@@ -60,9 +62,9 @@ pub(crate) enum Task {
         #[arg(value_name = "FILTER")]
         filters: Vec<OsString>,
     },
-    /// Count the instructions of a boot and of a fork, phase by phase, of what passes a stream, and of a start beside others, and keep them in benches/results
+    /// Count the instructions of a boot and of a fork, phase by phase, of what passes a stream, of a start beside others, and of a MiB that leaves, and keep them in benches/results
     Bench {
-        /// How often to boot, to fork and to send
+        /// How often to boot, to fork, to send and to transfer
         #[arg(short = 'n', long, default_value_t = 5, value_name = "N")]
         runs: u32,
         /// Measure this alone
