@@ -208,7 +208,8 @@ impl SandboxBuilder {
         self
     }
 
-    /// Gets everything that the guest's kernel says, for debugging; what does not fit is dropped.
+    /// Gets everything that the guest's kernel says, for debugging; what does not fit is dropped. The open file is made non-blocking, also for
+    /// others that have it: give it a pipe or a file of its own, and no copy of this process's standard error.
     #[must_use]
     pub fn console(mut self, sink: File) -> Self {
         self.console = Some(sink);

@@ -155,7 +155,10 @@ pub(crate) fn each_rule_is_used() {
         .filter(|rule| !rule.is_used)
         // The one call that the library makes in debug builds alone.
         .filter(|rule| cfg!(debug_assertions) || rule.name != "fcntl")
-        .filter(|rule| is_clock_a_call() || rule.name != "clock_gettime")
+        // A processor's thread asks for the time alone where its host has no memory for it.
+        .filter(|rule| {
+            rule.name != "clock_gettime" || is_clock_a_call() && rule.thread == Thread::Main
+        })
         .map(Rule::describe)
         .collect();
     assert!(unused.is_empty(), "never used: {unused:#?}");

@@ -42,13 +42,23 @@ const LEAF_EXT_1_ECX_HIDDEN: u32 =
     1 << 2 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 23 | 1 << 24 | 1 << 28 | 1 << 29;
 const LEAF_EXT_1_ECX_CMP_LEGACY: u32 = 1 << 1;
 
-/// Leaves that are left out and so read as zeros: MONITOR, performance counters, SGX, processor trace; SVM, IBS, performance
+/// AMX, wherever a leaf speaks of it: the tiles' states among the extended ones, and the instructions. Its 8 KiB of state fit into no
+/// snapshot, and before Linux 6.4 KVM tells a process that has not asked the host for it (`ARCH_REQ_XCOMP_GUEST_PERM`) of one of
+/// its two states, which no processor takes alone.
+const TILE_STATES: [u32; 2] = [17, 18];
+const LEAF_7_EDX_AMX: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+const LEAF_7_1_EAX_AMX: u32 = 1 << 21;
+const LEAF_7_1_EDX_AMX: u32 = 1 << 8;
+
+/// Leaves that are left out and so read as zeros: MONITOR, performance counters, SGX, processor trace, tiles and their multiplication; SVM, IBS, performance
 /// counters version 2, and AMD's own extended topology, of which leaf 0xb says the same.
-const LEAVES_HIDDEN: [u32; 8] = [
+const LEAVES_HIDDEN: [u32; 10] = [
     5,
     0xa,
     0x12,
     0x14,
+    0x1d,
+    0x1e,
     0x8000_000a,
     0x8000_001b,
     0x8000_0022,
@@ -94,7 +104,9 @@ impl CpuidTemplate {
         let mut entries: Vec<_> = supported
             .iter()
             .filter(|entry| {
-                !LEAVES_HIDDEN.contains(&entry.function)
+                let is_tiles = entry.function == 0xd && TILE_STATES.contains(&entry.index);
+                !is_tiles
+                    && !LEAVES_HIDDEN.contains(&entry.function)
                     && !LEAVES_REBUILT.contains(&entry.function)
             })
             .copied()
@@ -213,6 +225,14 @@ fn filter_entry(entry: &mut kvm_cpuid_entry2, vcpu_count: u32, has_tsc_deadline:
         7 if entry.index == 0 => {
             entry.ebx &= !LEAF_7_EBX_HIDDEN;
             entry.ecx &= !LEAF_7_ECX_HIDDEN;
+            entry.edx &= !LEAF_7_EDX_AMX;
+        }
+        7 if entry.index == 1 => {
+            entry.eax &= !LEAF_7_1_EAX_AMX;
+            entry.edx &= !LEAF_7_1_EDX_AMX;
+        }
+        0xd if entry.index == 0 => {
+            entry.eax &= !TILE_STATES.iter().fold(0, |bits, state| bits | 1 << state);
         }
         0x8000_0001 => {
             entry.ecx &= !(LEAF_EXT_1_ECX_HIDDEN | LEAF_EXT_1_ECX_CMP_LEGACY);
@@ -320,6 +340,35 @@ mod tests {
         assert_eq!(read(&cpuid, 0x8000_0001, 0)[2] & (1 << 2 | 1 << 23), 0);
         assert_eq!(read(&cpuid, 0xa, 0), [0; 4]);
         assert_eq!(read(&cpuid, 0x8000_000a, 0), [0; 4]);
+    }
+
+    #[test]
+    fn there_are_no_tiles_also_where_the_host_tells_of_half_of_them() {
+        let sub_leaf = |function, index, registers| kvm_cpuid_entry2 {
+            index,
+            flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+            ..leaf(function, registers)
+        };
+        let supported = [
+            leaf(0, [0x1f, 0, 0, 0]),
+            sub_leaf(7, 0, [1, 0, 0, u32::MAX]),
+            sub_leaf(7, 1, [u32::MAX, 0, 0, u32::MAX]),
+            // As Linux 6.1 has it on Sapphire Rapids: tile configuration, and no tile data.
+            sub_leaf(0xd, 0, [0x2_02e7, 0x988, 0xac0, 0]),
+            sub_leaf(0xd, 2, [0x100, 0x240, 0, 0]),
+            sub_leaf(0xd, 17, [64, 0xac0, 2, 0]),
+            sub_leaf(0x1d, 1, [0x400_2000, 0x8_0040, 0x10, 0]),
+            sub_leaf(0x1e, 0, [0, 0x4010, 0, 0]),
+        ];
+        let template = CpuidTemplate::filter(&supported, 1, true);
+        let cpuid = template.for_vcpu(0).unwrap();
+
+        assert_eq!(template.extended_states(), Some(0x2e7));
+        assert_eq!(read(&cpuid, 7, 0)[3], !LEAF_7_EDX_AMX);
+        assert_eq!(read(&cpuid, 7, 1)[0], !LEAF_7_1_EAX_AMX);
+        assert_eq!(read(&cpuid, 0xd, 2)[0], 0x100);
+        assert_eq!(read(&cpuid, 0xd, 17), [0; 4]);
+        assert_eq!([0x1d, 0x1e].map(|leaf| read(&cpuid, leaf, 0)), [[0; 4]; 2]);
     }
 
     #[test]

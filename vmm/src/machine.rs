@@ -12,7 +12,7 @@ use vm_memory::GuestMemoryMmap;
 use crate::cpuid::CpuidTemplate;
 use crate::end::EndSignal;
 use crate::serve::Hooks;
-use crate::vcpu::{Vcpu, VcpuError};
+use crate::vcpu::{StartLine, Vcpu, VcpuError};
 use crate::wiring::Wired;
 
 /// Everything that the event loop has to serve.
@@ -77,10 +77,12 @@ impl Parts {
         vcpus: Vec<VcpuFd>,
         hooks: &Arc<dyn Hooks>,
     ) -> Result<Self, VcpuError> {
+        let start_line = Arc::new(StartLine::new(vcpus.len()));
         let vcpus = (0..)
             .zip(vcpus)
             .map(|(id, vcpu)| {
-                Vcpu::spawn(id, vcpu, wired.buses.clone(), Arc::clone(&wired.end), hooks)
+                let (buses, end) = (wired.buses.clone(), Arc::clone(&wired.end));
+                Vcpu::spawn(id, vcpu, buses, end, hooks, &start_line)
             })
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self {

@@ -13,6 +13,8 @@
 //! once, and it sends the thread a signal, so that one that has begun does. The thread clears the flag before it reads what is
 //! wanted, never after. The signal's handler does nothing.
 
+mod start_line;
+
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -30,6 +32,7 @@ use crate::serve::{Hooks, ThreadKind};
 use crate::snapshot;
 use crate::snapshot::state::VcpuState;
 use crate::snapshot::vcpu::SaveVcpuError;
+pub use start_line::StartLine;
 
 /// Stack of each of a machine's threads, in bytes. With the usual 2 MiB, the host's kernel gives a thread a huge page for the first byte of
 /// it that is used, and has to clear all of that.
@@ -126,7 +129,7 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// Starts the thread of vCPU `id`, paused.
+    /// Starts the thread of vCPU `id`, paused. It enters the guest once all threads of `start_line` are closed in.
     ///
     /// # Errors
     /// See [`VcpuError`].
@@ -136,6 +139,7 @@ impl Vcpu {
         buses: Buses,
         end: Arc<EndSignal>,
         hooks: &Arc<dyn Hooks>,
+        start_line: &Arc<StartLine>,
     ) -> Result<Self, VcpuError> {
         install_signal_handler().map_err(VcpuError::SignalHandler)?;
         let immediate_exit = &raw const fd.get_kvm_run().immediate_exit;
@@ -151,7 +155,7 @@ impl Vcpu {
             thread: AtomicI32::new(0),
         });
         let runner = Runner {
-            retire: Retire(Arc::clone(&shared)),
+            retire: Retire(Arc::clone(&shared), Arc::clone(start_line)),
             fd,
             id,
             buses,
@@ -259,10 +263,11 @@ impl Drop for Vcpu {
 
 /// Whatever way the thread ends: takes the page from those who kick, and tells those who wait.
 #[derive(Debug)]
-struct Retire(Arc<Shared>);
+struct Retire(Arc<Shared>, Arc<StartLine>);
 
 impl Retire {
     fn retire(&self) {
+        self.1.give_up();
         *lock(&self.0.kick) = None;
         lock(&self.0.status).state = State::Stopped;
         self.0.changed.notify_all();
@@ -329,6 +334,12 @@ impl Runner {
                     "vCPU {}'s thread could not be closed in: {error}",
                     self.id
                 )));
+                return;
+            }
+            if !has_served && !self.retire.1.pass() {
+                // Another one could not be closed in, or the machine is taken down: it tells why.
+                std::mem::forget(alarm);
+                self.retire.wait_for_stop();
                 return;
             }
             has_served = true;

@@ -19,7 +19,7 @@ fn a_message_comes_without_the_descriptors_that_there_is_no_room_for() {
     drop(theirs);
     let none = Rlimit {
         current: Some(0),
-        ..limit.clone()
+        ..limit
     };
 
     setrlimit(Resource::Nofile, none).unwrap();

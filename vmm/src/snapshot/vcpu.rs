@@ -70,6 +70,16 @@ pub enum RestoreVcpuError {
         /// Which.
         index: u32,
     },
+    /// A register has what no snapshot of ours has, and what KVM would take from us though the guest may not set it.
+    #[error(
+        "The snapshot sets {what} of a processor to {value:#x}, which no guest could have done"
+    )]
+    Forbidden {
+        /// Which register.
+        what: &'static str,
+        /// What it was to be, or the number of a model-specific one.
+        value: u64,
+    },
     /// The host's counter runs at another rate.
     #[error(
         "The time stamp counter runs at {khz} kHz, and ran at {saved_khz} kHz when the snapshot was taken: make it anew on this host"
@@ -194,7 +204,32 @@ fn is_saved(index: u32) -> bool {
         | 0x480..=0x493 | 0xc001_0114..=0xc001_0117
         // Hyper-V's: guests are told of KVM.
         | 0x4000_0000..=0x4000_0fff
+        // EFER: it is among the special registers.
+        | 0xc000_0080
     )
+}
+
+/// What a guest can have in EFER: SCE, LME, LMA, NXE, FFXSR, TCE, AIBRSE (AMD APM 2, 3.1.7). Not SVME: guests have no nested
+/// virtualization, and KVM asks nothing but this bit for it.
+const EFER_POSSIBLE: u64 = 1 | 1 << 8 | 1 << 10 | 1 << 11 | 1 << 14 | 1 << 15 | 1 << 21;
+
+/// Refuses registers that [`save`] would not have written. KVM takes from its user what it would not take from a guest.
+fn check_registers(state: &VcpuState) -> Result<(), RestoreVcpuError> {
+    if state.sregs.efer & !EFER_POSSIBLE != 0 {
+        return Err(RestoreVcpuError::Forbidden {
+            what: "EFER",
+            value: state.sregs.efer,
+        });
+    }
+    // The counter is set by itself, so that all processors agree.
+    let is_possible = |index| is_saved(index) && index != MSR_TSC;
+    match state.msrs.iter().find(|entry| !is_possible(entry.index)) {
+        Some(entry) => Err(RestoreVcpuError::Forbidden {
+            what: "a model-specific register",
+            value: entry.index.into(),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// A deadline that reads zero may have passed without its interrupt's having been delivered yet: KVM has taken it down and holds
@@ -232,6 +267,7 @@ pub(crate) fn restore(
     state: &VcpuState,
     counter: tsc::Counter,
 ) -> Result<(), RestoreVcpuError> {
+    check_registers(state)?;
     let failed = |what| move |source| RestoreVcpuError::Kvm { what, source };
     let khz = vcpu.get_tsc_khz().unwrap_or(0);
     if !tsc::is_same_frequency(state.tsc_khz, khz) {
@@ -282,6 +318,10 @@ fn write_msrs(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<(), RestoreVcp
 
 #[cfg(test)]
 mod tests {
+    use kvm_bindings::{
+        kvm_debugregs, kvm_mp_state, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    };
+
     use super::*;
 
     fn timer(value: u32) -> kvm_lapic_state {
@@ -315,5 +355,50 @@ mod tests {
         assert_eq!(deadline_after(LVT_MODE_DEADLINE | 0xec, 99), 99);
         assert_eq!(deadline_after(LVT_MODE_DEADLINE | LVT_MASKED, 0), 0);
         assert_eq!(deadline_after(0b01 << 17, 0), 0);
+    }
+
+    fn state(efer: u64, msr: u32) -> VcpuState {
+        VcpuState {
+            mp_state: kvm_mp_state::default(),
+            regs: kvm_regs::default(),
+            sregs: kvm_sregs {
+                efer,
+                ..kvm_sregs::default()
+            },
+            xsave: kvm_xsave::default(),
+            xcrs: kvm_xcrs::default(),
+            debugregs: kvm_debugregs::default(),
+            lapic: kvm_lapic_state::default(),
+            msrs: vec![kvm_msr_entry {
+                index: msr,
+                ..kvm_msr_entry::default()
+            }],
+            tsc: 0,
+            tsc_khz: 0,
+            events: kvm_vcpu_events::default(),
+        }
+    }
+
+    #[test]
+    fn a_snapshot_can_not_set_what_no_guest_could() {
+        // LSTAR, and a processor in long mode.
+        check_registers(&state(0xd01, 0xc000_0082)).unwrap();
+
+        for (efer, msr) in [
+            // SVME.
+            (0x1d01, 0xc000_0082),
+            // EFER by its number, SVM's host area, VMX's capabilities, Hyper-V's guest, the counter.
+            (0xd01, 0xc000_0080),
+            (0xd01, 0xc001_0117),
+            (0xd01, 0x480),
+            (0xd01, 0x4000_0000),
+            (0xd01, MSR_TSC),
+        ] {
+            let error = check_registers(&state(efer, msr)).unwrap_err();
+            assert!(
+                matches!(error, RestoreVcpuError::Forbidden { .. }),
+                "{error}"
+            );
+        }
     }
 }

@@ -51,7 +51,8 @@ fn counting_vcpu(test: &str) -> Option<(Vcpu, GuestMemoryMmap, Arc<EndSignal>)> 
     };
     let end = Arc::new(EndSignal::new().unwrap());
     let hooks: Arc<dyn Hooks> = Arc::new(NoHooks);
-    let vcpu = Vcpu::spawn(0, vcpu, buses, Arc::clone(&end), &hooks).unwrap();
+    let start_line = Arc::new(StartLine::new(1));
+    let vcpu = Vcpu::spawn(0, vcpu, buses, Arc::clone(&end), &hooks, &start_line).unwrap();
     Some((vcpu, memory, end))
 }
 
