@@ -1,12 +1,12 @@
 //! Watching a file or folder of the guest.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
 use protocol::file::{WatchItem, WatchedChange};
-use protocol::frame::MAX_FROM_AGENT_BYTES;
+use protocol::frame::{Decoder, MAX_FROM_AGENT_BYTES};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -49,10 +49,14 @@ pub struct FileChange {
 
 /// What happens to a file, or to a folder and what is in it, from when it was made on ([`super::Files::watch`]). Dropping it ends it.
 ///
-/// Its end is that of what is watched: removed, renamed, or on a disk that is taken away.
+/// Its end is that of what is watched: removed, renamed, or on a disk that is taken away. A file that has another name, or that a program still
+/// has open, is not gone when this name is removed (`IN_DELETE_SELF`, inotify(7)): that is [`ChangeKind::Attributes`], and the end comes with the
+/// last of them.
 #[derive(Debug)]
 pub struct FileWatch<'a> {
     exchange: Exchange<'a>,
+    /// What has come of a change that has not come whole.
+    decoder: Decoder,
     is_over: bool,
 }
 
@@ -60,6 +64,7 @@ impl<'a> FileWatch<'a> {
     pub(super) fn new(exchange: Exchange<'a>) -> Self {
         Self {
             exchange,
+            decoder: Decoder::new(MAX_FROM_AGENT_BYTES),
             is_over: false,
         }
     }
@@ -74,9 +79,9 @@ impl<'a> FileWatch<'a> {
         if self.is_over {
             return None;
         }
-        let next = match wait(&self.exchange, deadline) {
-            Ok(true) => self.exchange.receive(MAX_FROM_AGENT_BYTES).and_then(change),
-            Ok(false) => return None,
+        let next = match self.receive(deadline) {
+            Ok(Some(item)) => change(item),
+            Ok(None) => return None,
             Err(error) => Err(self.exchange.broken(error)),
         };
         // Behind an error nothing comes that could be understood.
@@ -90,6 +95,35 @@ impl Iterator for FileWatch<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         self.next_until(None)
+    }
+}
+
+impl FileWatch<'_> {
+    /// What is said next, if all of it comes before the deadline: a guest may send it in pieces as small as it likes.
+    fn receive(&mut self, deadline: Option<Instant>) -> io::Result<Option<WatchItem>> {
+        loop {
+            if let Some(item) = self.decoder.next().map_err(io::Error::other)? {
+                return Ok(Some(item));
+            }
+            if !wait(&self.exchange, deadline)? {
+                return Ok(None);
+            }
+            // No more than is missing, so that one item is held at most.
+            let mut chunk = vec![0; self.decoder.wanted()];
+            match self.exchange.stream().read(&mut chunk) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => {
+                    self.decoder.push(chunk.get(..count).unwrap_or_default());
+                    // The rest had not come: a guest that sends byte by byte goes on for ever.
+                    let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
+                    if count < chunk.len() && is_late {
+                        return Ok(None);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 }
 

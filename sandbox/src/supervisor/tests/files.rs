@@ -217,6 +217,38 @@ fn a_watch_passes_on_what_the_guest_says_until_the_end() {
 }
 
 #[test]
+fn a_watch_waits_no_longer_than_it_may_for_a_word_that_comes_in_pieces() {
+    let limit = Duration::from_millis(50);
+    let (go_on, gone_on) = std::sync::mpsc::channel();
+    let (early, whole, took) = with_guest(
+        move |sandbox| {
+            let mut watch = sandbox.files().watch("folder").unwrap();
+            let begun = Instant::now();
+            let early = [0, 1].map(|_| watch.next_within(limit).is_none());
+            let took = begun.elapsed();
+            go_on.send(()).unwrap();
+            (early, watch.next().unwrap().unwrap(), took)
+        },
+        |stream, _| {
+            answer(stream, Ok(FileDone::At(b"/folder".to_vec())));
+            let word = told(WatchedChange::Created, b"a");
+            let word = frame::encode(&word, MAX_FROM_AGENT_BYTES).unwrap();
+            let (piece, rest) = word.split_at(3);
+            stream.write_all(piece).unwrap();
+            gone_on.recv().unwrap();
+            stream.write_all(rest).unwrap();
+        },
+    );
+
+    assert_eq!(early, [true; 2]);
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    assert_eq!(
+        (whole.kind, whole.name.to_str()),
+        (ChangeKind::Created, Some("a"))
+    );
+}
+
+#[test]
 fn a_watch_of_names_that_lead_elsewhere_or_of_half_a_word_ends_with_an_error() {
     let lies: [(&str, &[u8]); 3] = [("a name", b".."), ("a path", b"a/b"), ("half a word", b"")];
     for (lie, name) in lies {
