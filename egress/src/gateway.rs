@@ -222,11 +222,11 @@ impl Gateway {
     }
 
     /// Takes a stream that the guest has opened and serves it on a thread of its own; never waits. `first_words` reads from it
-    /// where it is to go, within [`FIRST_WORDS_LIMIT`] for each read; `connected` is written to it in front of the server's
+    /// where it is to go, all of it within [`FIRST_WORDS_LIMIT`]; `connected` is written to it in front of the server's
     /// first byte. Above the bounds the stream is closed.
     pub fn take<F>(&self, stream: UnixStream, first_words: F, connected: &'static [u8])
     where
-        F: FnOnce(&mut UnixStream) -> io::Result<Attempt> + Send + 'static,
+        F: FnOnce(&mut Timed<'_>) -> io::Result<Attempt> + Send + 'static,
     {
         let taken = self.0.connections.fetch_add(1, Ordering::Relaxed);
         let place = Place(Arc::clone(&self.0));
@@ -246,10 +246,7 @@ impl Gateway {
             .spawn(move || {
                 let _place = place;
                 let mut stream = stream;
-                let attempt = stream
-                    .set_read_timeout(Some(FIRST_WORDS_LIMIT))
-                    .and_then(|()| first_words(&mut stream));
-                if let Ok(attempt) = attempt {
+                if let Ok(attempt) = first_words(&mut Timed::new(&stream)) {
                     gateway.serve(&attempt, &mut stream, connected);
                 }
             });
@@ -470,32 +467,57 @@ enum First {
     Silent(&'static str),
 }
 
+/// A guest's stream while it says its first words: all reads together take [`FIRST_WORDS_LIMIT`] at most, however little each of them
+/// brings. Then they fail with [`io::ErrorKind::TimedOut`].
+#[derive(Debug)]
+pub struct Timed<'a> {
+    stream: &'a UnixStream,
+    deadline: Instant,
+}
+
+impl<'a> Timed<'a> {
+    fn new(stream: &'a UnixStream) -> Self {
+        Self {
+            stream,
+            deadline: Instant::now() + FIRST_WORDS_LIMIT,
+        }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        match (&mut &*self.stream).read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(io::ErrorKind::TimedOut.into())
+            }
+            read => read,
+        }
+    }
+}
+
 /// Reads what the client says until some of it may pass: all of it, and how much may.
 fn first_words(stream: &mut UnixStream, guard: &mut Guard) -> Result<(Vec<u8>, usize), First> {
     if !guard.waits_for_client() {
         return Ok((Vec::new(), 0));
     }
-    let deadline = Instant::now() + FIRST_WORDS_LIMIT;
+    const LATE: First = First::Silent("the client did not say its first words in time");
+    let mut stream = Timed::new(stream);
     let mut held = Vec::new();
     let mut chunk = [0; 4096];
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || held.len() >= MAX_HELD_BYTES {
-            return Err(First::Silent(
-                "the client did not say its first words in time",
-            ));
-        }
-        if stream.set_read_timeout(Some(left)).is_err() {
-            return Err(First::Silent("the guest's stream is gone"));
+        if held.len() >= MAX_HELD_BYTES {
+            return Err(LATE);
         }
         match stream.read(&mut chunk) {
             Ok(0) => return Err(First::Silent("the client closed without its first words")),
             Ok(count) => held.extend_from_slice(chunk.get(..count).unwrap_or_default()),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
-                ) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(LATE),
             Err(_) => return Err(First::Silent("the guest's stream is gone")),
         }
         match guard.client(&held) {

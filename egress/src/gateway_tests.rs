@@ -287,3 +287,34 @@ fn the_bytes_of_all_connections_are_bounded_together() {
         "the sandbox's bytes are used up"
     );
 }
+
+#[test]
+fn where_to_go_is_said_in_time_however_slowly_it_is_said() {
+    // Another second for each byte would go on for ever.
+    let rig = Rig::new(false, |_| {});
+    let (mut client, guest) = UnixStream::pair().unwrap();
+    let begun = Instant::now();
+    rig.gateway.take(
+        guest,
+        |stream| {
+            let mut word = [0; 600];
+            stream.read_exact(&mut word)?;
+            Err(io::ErrorKind::InvalidData.into())
+        },
+        CONNECTED,
+    );
+
+    while client.write_all(b".").is_ok() && begun.elapsed() < FIRST_WORDS_LIMIT * 3 {
+        thread::sleep(Duration::from_millis(500));
+    }
+
+    let took = begun.elapsed();
+    while rig.gateway.connections() > 0 && begun.elapsed() < FIRST_WORDS_LIMIT * 3 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(
+        (FIRST_WORDS_LIMIT..FIRST_WORDS_LIMIT * 2).contains(&took),
+        "{took:?}"
+    );
+    assert_eq!(rig.gateway.connections(), 0);
+}

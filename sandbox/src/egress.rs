@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub use egress::audit::{Process, Record, Verdict};
 pub use egress::connect::{Resolver, SystemResolver};
 pub use egress::gateway::{Attempt, Decision, Limits, Totals};
-use egress::gateway::{Decide, Gateway, Options, Sink};
+use egress::gateway::{Decide, Gateway, Options, Sink, Timed};
 use egress::interception::Interception;
 pub use egress::interception::MAX_ROOTS_BYTES;
 pub use egress::name::HostName;
@@ -289,7 +289,7 @@ impl Egress {
 
     /// Takes a connection that a program wants to make.
     pub(crate) fn take(&self, stream: OwnedFd) {
-        let first_words = |stream: &mut UnixStream| {
+        let first_words = |stream: &mut Timed<'_>| {
             let open: Open = frame::read(stream, MAX_GATE_FRAME_BYTES).map_err(io::Error::other)?;
             attempt(open).ok_or_else(|| io::ErrorKind::InvalidData.into())
         };
