@@ -255,6 +255,12 @@ impl HttpGuard {
         if self.is_opened && method.eq_ignore_ascii_case("TRACE") {
             return Err(HttpError::Trace);
         }
+        // Methods differ by case (RFC 9110 §9.1), and not every server knows it: whether the answer has a content could not be told.
+        if self.is_opened && method != "HEAD" && method.eq_ignore_ascii_case("HEAD") {
+            return Err(HttpError::Malformed(
+                "a method that is HEAD but for its case",
+            ));
+        }
         if fields(request, "upgrade").count() + fields(request, "http2-settings").count() > 0 {
             return Err(HttpError::Upgrade);
         }

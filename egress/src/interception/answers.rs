@@ -49,9 +49,9 @@ impl Asked {
         self.0.len() < MAX_ASKED
     }
 
-    /// A request with this method. One that is HEAD in another case has no content either, or ends the connection.
+    /// A request with this method. Methods differ by case (RFC 9110 §9.1); one that is HEAD but for its case is not let through.
     pub fn add(&mut self, method: &str) {
-        self.0.push_back(method.eq_ignore_ascii_case("HEAD"));
+        self.0.push_back(method == "HEAD");
     }
 }
 

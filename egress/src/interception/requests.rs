@@ -322,6 +322,14 @@ mod tests {
                 HttpError::Trace,
             ),
             (
+                "head / HTTP/1.1\r\nHost: a.example\r\n\r\n",
+                HttpError::Malformed("a method that is HEAD but for its case"),
+            ),
+            (
+                "HEAd / HTTP/1.1\r\nHost: a.example\r\n\r\n",
+                HttpError::Malformed("a method that is HEAD but for its case"),
+            ),
+            (
                 "CONNECT a.example:443 HTTP/1.1\r\nHost: a.example\r\n\r\n",
                 HttpError::Connect,
             ),
