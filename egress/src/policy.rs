@@ -85,6 +85,11 @@ pub enum RuleError {
         /// The rule.
         text: String,
     },
+    /// A sandbox has as many rules as it may have.
+    #[error(
+        "{MAX_RULES} hosts are allowed already, and no more can be: forbid one that is not needed"
+    )]
+    TooMany,
     /// All addresses at once.
     #[error("'{text}' allows every address: say a range")]
     Everything {

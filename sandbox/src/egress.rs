@@ -150,13 +150,16 @@ impl EgressHandle {
     /// asked for the name's address before asks again within five seconds.
     ///
     /// # Errors
-    /// See [`RuleError`]; nothing is changed.
+    /// See [`RuleError`]; nothing is changed. [`RuleError::TooMany`] where as many are allowed already as may be.
     pub fn allow_host(&self, rule: &str) -> Result<(), RuleError> {
         let rule = rule.parse()?;
-        self.0.change(|policy| {
-            policy.allow(rule);
-        });
-        Ok(())
+        let mut is_allowed = false;
+        self.0.change(|policy| is_allowed = policy.allow(rule));
+        if is_allowed {
+            Ok(())
+        } else {
+            Err(RuleError::TooMany)
+        }
     }
 
     /// Allows one thing less: the one that was allowed in these words. Connections that are stay.

@@ -3,6 +3,7 @@
 use std::sync::mpsc::{channel, sync_channel};
 
 use egress::audit::Record;
+use egress::policy::{MAX_RULES, RuleError};
 use protocol::gate::{FromGate, Inward, MAX_GATE_FRAME_BYTES, Open, Rules, Target};
 
 use super::*;
@@ -87,6 +88,26 @@ fn a_command_that_was_asked_for_early_waits_for_the_gate() {
         sandbox.end();
         spawning.join().unwrap().unwrap_err();
     });
+}
+
+#[test]
+fn test_allow_host_above_the_bound_returns_an_error_and_changes_nothing() {
+    let (sandbox, _peer, _records) = sandbox_with_egress();
+    let egress = sandbox.egress().unwrap();
+    let known = egress.rules().len();
+    for number in known..MAX_RULES {
+        egress.allow_host(&format!("h{number}.example")).unwrap();
+    }
+
+    let error = egress.allow_host("more.example").unwrap_err();
+
+    assert_eq!(error, RuleError::TooMany);
+    assert!(error.to_string().contains("4096"), "{error}");
+    assert_eq!(egress.rules().len(), MAX_RULES);
+    // What is allowed already takes no room.
+    egress.allow_host("a.example").unwrap();
+    egress.forbid_host("a.example").unwrap();
+    egress.allow_host("more.example").unwrap();
 }
 
 #[test]
