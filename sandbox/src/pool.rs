@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -300,7 +301,12 @@ impl Shelf {
             }
             stock.is_making = true;
             drop(stock);
-            let made = make();
+            // A panic in the application's options is told as a failure, once for each try as any other.
+            let made = catch_unwind(AssertUnwindSafe(&make)).unwrap_or_else(|_| {
+                Err(StartError::InvalidOption {
+                    sentence: "The options of the pool's machines panicked".to_owned(),
+                })
+            });
             let mut stock = self.lock();
             stock.is_making = false;
             match made {
@@ -399,6 +405,32 @@ mod tests {
             shelf.changed.notify_all();
         });
         assert!((3..=4).contains(&tries.into_inner()));
+    }
+
+    #[test]
+    fn options_that_panic_are_a_failure_that_every_taker_is_told() {
+        let shelf = shelf(1, 1);
+        let takers: Vec<_> = (0..3)
+            .map(|_| {
+                let shelf = Arc::clone(&shelf);
+                let (told, tell) = std::sync::mpsc::channel();
+                thread::spawn(move || told.send(shelf.take(Duration::ZERO).map(drop)));
+                tell
+            })
+            .collect();
+        let filled = Arc::clone(&shelf);
+        let filler = thread::spawn(move || filled.keep_filled(|| panic!("in the options")));
+
+        for taker in takers {
+            let error = taker.recv_timeout(Duration::from_secs(20)).unwrap();
+            let PoolError::Start(error) = error.unwrap_err() else {
+                panic!("a failed start");
+            };
+            assert!(error.to_string().contains("options"), "{error}");
+        }
+        shelf.lock().is_over = true;
+        shelf.changed.notify_all();
+        filler.join().unwrap();
     }
 
     #[test]
