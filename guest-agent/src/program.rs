@@ -1,15 +1,15 @@
 //! Which file a command's program is, and why it can't be executed.
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use protocol::message::SpawnFailure;
-use rustix::fs::{Access, FileType};
+use rustix::fs::{Access, AtFlags, CWD, FileType, OFlags};
 use rustix::io::Errno;
 
+use crate::files;
 use crate::limits::MAX_QUOTED_BYTES;
 
 /// What the kernel itself looks at to tell formats apart (`BINPRM_BUF_SIZE`).
@@ -154,7 +154,8 @@ fn executable(file: &Path) -> Result<(), Errno> {
     if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
         return Err(Errno::ACCESS);
     }
-    rustix::fs::access(file, Access::EXEC_OK)
+    // The real user is not the command's yet.
+    rustix::fs::accessat(CWD, file, Access::EXEC_OK, AtFlags::EACCESS)
 }
 
 fn refused(file: &[u8], errno: Errno) -> Failure {
@@ -177,9 +178,8 @@ fn refused(file: &[u8], errno: Errno) -> Failure {
 
 fn header(file: &Path) -> io::Result<Vec<u8>> {
     let mut header = Vec::new();
-    File::open(file)?
-        .take(HEADER_BYTES)
-        .read_to_end(&mut header)?;
+    let (file, _) = files::open_regular(file, OFlags::empty())?;
+    file.take(HEADER_BYTES).read_to_end(&mut header)?;
     Ok(header)
 }
 

@@ -19,6 +19,7 @@ use protocol::file::{
 };
 use protocol::frame::{self, FrameError, MAX_FROM_AGENT_BYTES};
 use protocol::message::{MAX_NEW_FILE_BYTES, NewFile};
+pub(crate) use read::open_regular;
 use serde::Serialize;
 
 use crate::limits::MAX_PATH_BYTES;

@@ -1,12 +1,13 @@
 //! Reading a file for the host.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use protocol::content::{self, MAX_PIECE_BYTES};
 use protocol::file::{FileAnswer, FileDone, FileFailure};
+use rustix::fs::OFlags;
 
 use super::{answer, failed, metadata, say, wrong_kind};
 
@@ -26,19 +27,34 @@ pub(super) fn send(stream: &File, path: &Path) {
 }
 
 fn open(path: &Path) -> Result<(File, FileDone), FileFailure> {
-    // Without waiting: a pipe has no writer.
-    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    match open_regular(path, OFlags::empty()) {
+        Ok((file, found)) => Ok((file, FileDone::Metadata(metadata::from(&found)))),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            let name = path.display();
+            Err(wrong_kind(format!("{name:?} is no regular file")))
+        }
+        Err(error) => Err(failed("read", path)(error)),
+    }
+}
+
+/// Opens a regular file with these flags, and says what was opened: a program may put something else in its place at any time. A pipe is not
+/// waited for, which has no writer.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] when it is no regular file; else that of the system.
+pub(crate) fn open_regular(path: &Path, flags: OFlags) -> io::Result<(File, Metadata)> {
+    let flags = flags | OFlags::NONBLOCK;
     let file = OpenOptions::new()
         .read(true)
-        .custom_flags(flags)
-        .open(path)
-        .map_err(failed("read", path))?;
-    let found = file.metadata().map_err(failed("looked at", path))?;
-    if !found.is_file() {
-        let name = path.display();
-        return Err(wrong_kind(format!("{name:?} is no regular file")));
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)?;
+    let found = file.metadata()?;
+    if found.is_file() {
+        Ok((file, found))
+    } else {
+        let error = "it is no regular file";
+        Err(io::Error::new(io::ErrorKind::InvalidInput, error))
     }
-    Ok((file, FileDone::Metadata(metadata::from(&found))))
 }
 
 /// All of `file` in pieces, and its end.

@@ -5,7 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use protocol::content::{self, ContentReader, MAX_PIECE_BYTES};
 use protocol::file::{
@@ -14,7 +17,14 @@ use protocol::file::{
 };
 use protocol::frame::{self, MAX_FROM_AGENT_BYTES, MAX_TO_AGENT_BYTES};
 
+use rustix::fs::OFlags;
+
 use crate::users::{Accounts, User};
+
+/// Longest wait for anything.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Trees that are read while a program changes them: one in some hundred is changed between the two looks at a file.
+const TREES: usize = 5000;
 
 /// Asks for something, has `send` send what goes with it, and returns the answer and the stream behind it.
 fn ask(
@@ -151,6 +161,77 @@ fn a_file_is_read_whole_and_nothing_else_is() {
         let failure = do_it(home.path(), path, FileOperation::Read).unwrap_err();
         assert_eq!(failure.kind, kind, "{path}: {failure:?}");
     }
+}
+
+/// Has `test` run on a thread of its own, and fails when it hangs.
+fn in_time<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, is_done) = std::sync::mpsc::channel();
+    thread::spawn(move || done.send(test()));
+    is_done.recv_timeout(PATIENCE).unwrap()
+}
+
+fn make_pipe(path: &Path) {
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        path,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+        0,
+    )
+    .unwrap();
+}
+
+#[test]
+fn nothing_that_a_program_puts_in_a_files_place_is_waited_for_or_followed() {
+    let home = tempfile::tempdir().unwrap();
+    let (pipe, link) = (home.path().join("pipe"), home.path().join("link"));
+    make_pipe(&pipe);
+    symlink("/etc/passwd", &link).unwrap();
+
+    let program = pipe.clone();
+    let checked = in_time(move || crate::program::check_format(&program).is_ok());
+    let opened = in_time(move || super::open_regular(&pipe, OFlags::NOFOLLOW).map(drop));
+    let followed = super::open_regular(&link, OFlags::NOFOLLOW).map(drop);
+
+    assert!(checked, "what it is instead is found when it is executed");
+    assert_eq!(opened.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    assert_eq!(
+        followed.unwrap_err().raw_os_error(),
+        Some(rustix::io::Errno::LOOP.raw_os_error())
+    );
+}
+
+#[test]
+fn a_tree_in_which_files_become_pipes_is_read_to_an_end() {
+    let home = tempfile::tempdir().unwrap();
+    let (file, pipe) = (home.path().join("tree/file"), home.path().join("pipe"));
+    fs::create_dir(home.path().join("tree")).unwrap();
+    fs::write(&file, "content").unwrap();
+    make_pipe(&pipe);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let over = Arc::clone(&is_over);
+    let swapping = thread::spawn(move || {
+        while !over.load(Ordering::Relaxed) {
+            rustix::fs::renameat_with(
+                rustix::fs::CWD,
+                &file,
+                rustix::fs::CWD,
+                &pipe,
+                rustix::fs::RenameFlags::EXCHANGE,
+            )
+            .unwrap();
+        }
+    });
+
+    for _ in 0..TREES {
+        let (result, mut stream) = ask(home.path(), b"tree", FileOperation::ReadTree, |_| {});
+        result.unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.read_to_end(&mut Vec::new()).unwrap();
+    }
+
+    is_over.store(true, Ordering::Relaxed);
+    swapping.join().unwrap();
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Whole trees, to the host and from it.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, FileTimes, Permissions};
+use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use protocol::content::ContentReader;
@@ -12,6 +12,7 @@ use protocol::file::{
     FileAnswer, FileDone, FileFailure, FileKind, MODE_BITS, TreeItem, TreeNode, time,
 };
 use protocol::frame::{self, MAX_TO_AGENT_BYTES};
+use rustix::fs::OFlags;
 
 use super::{answer, at, failed, metadata, other, read, say, write, wrong_kind};
 use crate::limits::MAX_PATH_BYTES;
@@ -45,7 +46,7 @@ fn send_all(stream: &File, root: &Path) -> Result<(), FileFailure> {
         } else {
             root.join(&inner)
         };
-        let found = match fs::symlink_metadata(&path) {
+        let mut found = match fs::symlink_metadata(&path) {
             Ok(found) => metadata::from(&found),
             // Removed meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -68,7 +69,10 @@ fn send_all(stream: &File, root: &Path) -> Result<(), FileFailure> {
                     .to_vec(),
             },
             FileKind::File => {
-                content = Some(File::open(&path).map_err(&reading)?);
+                let (file, opened) =
+                    read::open_regular(&path, OFlags::NOFOLLOW).map_err(&reading)?;
+                found = metadata::from(&opened);
+                content = Some(file);
                 TreeNode::File
             }
             _ => TreeNode::Special,
@@ -133,7 +137,11 @@ pub(super) fn receive(mut stream: &File, root: &Path) -> Result<FileDone, FileFa
         }
     }
     for (path, mode, modified_ns) in folders.into_iter().rev() {
-        File::open(&path)
+        // What a program has put in its place, a pipe above all, is not waited for.
+        OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::DIRECTORY.bits().cast_signed())
+            .open(&path)
             .and_then(|folder| {
                 folder.set_times(FileTimes::new().set_modified(time(modified_ns)))?;
                 folder.set_permissions(Permissions::from_mode(mode & MODE_BITS))
