@@ -2,6 +2,7 @@
 //! relays, and never for anything else.
 
 mod bridging;
+mod files;
 mod gate;
 mod lifecycle;
 mod standstill;
@@ -9,12 +10,10 @@ mod warming;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use protocol::file::FileRequest;
-use protocol::frame::{self, MAX_FROM_AGENT_BYTES};
 use protocol::message::{Configure, FromAgent, Resume, SpawnFailure, StreamKind, ToAgent};
 use protocol::port::HOST_CID;
 use rustix::event::epoll::EventFlags;
@@ -25,18 +24,16 @@ use crate::calls::Place;
 use crate::cgroup::{Cgroup, Workload};
 use crate::commands::Command;
 use crate::control::{Control, ControlError};
-use crate::files;
 use crate::identity::IdentityError;
-use crate::limits::{CGROUP_REMOVE_WAIT, CONTROL_DIAL_WAIT, FATAL_WAIT, MAX_FILE_STAGES};
+use crate::limits::{CGROUP_REMOVE_WAIT, CONTROL_DIAL_WAIT, FATAL_WAIT};
 use crate::poll::{Poll, Token};
 use crate::program::Failure;
 use crate::reaper::Reaper;
 use crate::relay::set_nonblocking;
 use crate::relays::Relays;
-use crate::spawn::Stage;
-use crate::stage::Order;
 use crate::streams::{Arrived, Pending};
 use crate::warm::Warm;
+use files::FileStage;
 use standstill::Standstill;
 
 /// The cgroup in which files are read and written.
@@ -114,7 +111,8 @@ pub struct Agent {
     reaper: Reaper,
     pending: Pending,
     commands: BTreeMap<u32, Command>,
-    file_stages: Vec<Pid>,
+    file_stages: BTreeMap<u32, FileStage>,
+    next_file_stage: u32,
     relays: Relays,
     /// Cgroups of commands that ended, with the tries to remove them that are left.
     leftovers: Vec<(Cgroup, u32)>,
@@ -152,7 +150,8 @@ impl Agent {
             reaper: Reaper::start()?,
             pending: Pending::default(),
             commands: BTreeMap::new(),
-            file_stages: Vec::new(),
+            file_stages: BTreeMap::new(),
+            next_file_stage: 0,
             relays: Relays::default(),
             leftovers: Vec::new(),
         };
@@ -237,6 +236,7 @@ impl Agent {
             }
             Token::Warm => self.warm_says()?,
             Token::Stage(id) => self.staged(id)?,
+            Token::File(id) => self.file_host_gone(id),
             Token::RelayHost(id) => self.relays.host_event(id, flags),
             Token::RelayGuest(id) => self.relays.guest_event(id, flags),
         }
@@ -301,7 +301,7 @@ impl Agent {
     fn arrived(&mut self, arrived: Arrived) -> Result<(), AgentError> {
         match arrived.header.kind {
             StreamKind::File(request) => {
-                self.serve_file(request, &arrived.descriptor);
+                self.serve_file(request, arrived.descriptor);
                 return Ok(());
             }
             StreamKind::Calls => {
@@ -325,53 +325,26 @@ impl Agent {
         Ok(())
     }
 
-    fn serve_file(&mut self, request: FileRequest, stream: &OwnedFd) {
-        let sentence = if !self.configured {
-            "No file is touched before the guest is configured".to_owned()
-        } else if self.file_stages.len() >= MAX_FILE_STAGES {
-            "The guest is busy with as many files as the agent allows".to_owned()
-        } else {
-            match self.start_file_stage(request, stream) {
-                Ok(()) => return,
-                Err(error) => format!("The guest has no room to work on a file: {error}"),
-            }
-        };
-        if let Ok(bytes) = frame::encode(&files::refusal(sentence), MAX_FROM_AGENT_BYTES) {
-            // The stream is new, so that its buffer takes the answer; else the close is the answer.
-            let _ = rustix::io::write(stream, &bytes);
-        }
-    }
-
-    fn start_file_stage(&mut self, request: FileRequest, stream: &OwnedFd) -> io::Result<()> {
-        set_blocking(stream)?;
-        let order = Order::File {
-            cgroup: path_bytes(&self.files_cgroup),
-            request,
-        };
-        let stage = Stage::start(&self.stage_program, &order, &[stream.as_fd()])?;
-        self.file_stages.push(stage.pid);
-        self.reaper.watch();
-        Ok(())
-    }
-
     /// Does what is due by time.
     fn tick(&mut self, now: Instant) -> Result<(), AgentError> {
         self.pending.expire(now);
-        // A command that waits for a thaw waits for its host no longer.
-        let waits = !self.stands_still();
-        let late = |command: &Command| matches!(command, Command::Gathering { deadline, .. } if waits && *deadline <= now);
         let late: Vec<u32> = self
             .commands
             .iter()
-            .filter(|(_, command)| late(command))
+            .filter(|(_, command)| self.due(command).is_some_and(|due| due <= now))
             .map(|(id, _)| *id)
             .collect();
         for id in late {
+            if matches!(self.commands.get(&id), Some(Command::Starting(_))) {
+                self.overdue(id, now)?;
+                continue;
+            }
             self.commands.remove(&id);
             let message = "The host did not open the command's streams in time";
             self.refuse(id, Failure::new(SpawnFailure::Invalid, message))?;
         }
         self.relays.tick(now);
+        self.end_late_files(now);
         self.go_on_freezing(now)?;
         self.leftovers.retain_mut(|(cgroup, tries)| {
             *tries = tries.saturating_sub(1);
@@ -380,18 +353,25 @@ impl Agent {
         Ok(())
     }
 
+    /// When a command is waited for no longer. One that waits for a thaw waits for its host no longer.
+    fn due(&self, command: &Command) -> Option<Instant> {
+        let waits = matches!(command, Command::Gathering { .. }) && self.stands_still();
+        command.deadline().filter(|_| !waits)
+    }
+
     /// How long nothing is due by time.
     fn timeout(&self, now: Instant) -> Option<Duration> {
         if self.relays.has_ready() {
             return Some(Duration::ZERO);
         }
-        let commands = self.commands.values().filter_map(|command| match command {
-            Command::Gathering { deadline, .. } if !self.stands_still() => Some(*deadline),
-            _ => None,
-        });
+        let commands = self
+            .commands
+            .values()
+            .filter_map(|command| self.due(command));
         let due = commands
             .chain(self.relays.deadline())
             .chain(self.pending.deadline())
+            .chain(self.late_file_deadline())
             .min();
         let due = due.map(|due| due.saturating_duration_since(now));
         let leftovers = (!self.leftovers.is_empty()).then_some(CGROUP_REMOVE_WAIT);

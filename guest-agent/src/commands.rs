@@ -90,6 +90,8 @@ pub struct Starting {
     pub streams: Streams,
     /// The agent's ends of pipes or terminal.
     pub ends: Ends,
+    /// When the agent gives up on the process; behind that, when it waits for its end no longer.
+    pub deadline: Instant,
     /// Signals to send once it runs.
     pub signals: Vec<Signal>,
     /// How the process ended, if it did already.
@@ -116,6 +118,16 @@ impl Command {
             Self::Gathering { .. } => None,
             Self::Starting(starting) => Some(starting.stage.pid),
             Self::Running { pid, .. } => Some(*pid),
+        }
+    }
+
+    /// When the agent gives up on what it waits for.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        match self {
+            Self::Gathering { deadline, .. } => Some(*deadline),
+            Self::Starting(starting) => Some(starting.deadline),
+            Self::Running { .. } => None,
         }
     }
 

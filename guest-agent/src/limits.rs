@@ -17,12 +17,27 @@ pub const LISTEN_BACKLOG: i32 = 128;
 /// stream is closed, and the command is answered with [`protocol::message::SpawnFailure::Invalid`].
 pub const STREAM_WAIT: Duration = Duration::from_secs(10);
 
+/// How long a process of the warm interpreter may take to become a command. Then it is ended, and the command is started anew.
+pub const WARM_START_WAIT: Duration = Duration::from_secs(10);
+
+/// How long a stage may take to become a command's program. Then it is ended, and the command is answered with
+/// [`protocol::message::SpawnFailure::Exhausted`]. With [`STREAM_WAIT`], [`WARM_START_WAIT`] and [`END_WAIT`] for both this is well below
+/// the minute after which the host takes an agent that has not answered for broken.
+pub const START_WAIT: Duration = Duration::from_secs(20);
+
+/// How long it may take until a process that was killed is gone. Then it is waited for no longer.
+pub const END_WAIT: Duration = Duration::from_secs(1);
+
 /// Longest stream header, in bytes: two paths of `PATH_MAX` (4096) and a user fit well. A longer one closes
 /// its stream.
 pub const MAX_HEADER_BYTES: usize = 12 << 10;
 
 /// Files being read or written at one time; one more is answered with an error.
 pub const MAX_FILE_STAGES: usize = 32;
+
+/// How long a stage that works on a file may take to end once the host has closed its stream. Then it is ended; what it was writing stays beside
+/// its place.
+pub const FILE_END_WAIT: Duration = Duration::from_secs(10);
 
 /// Programs connected to the socket for calls of the host's functions at one time; others wait in the listener's queue. Each holds
 /// one call at most ([`protocol::call::MAX_CALL_BYTES`]), or its answer.

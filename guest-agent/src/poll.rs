@@ -26,6 +26,8 @@ pub enum Token {
     Warm,
     /// The stage of this command.
     Stage(u32),
+    /// The stream of this stage that works on a file.
+    File(u32),
     /// The host's end of a relay.
     RelayHost(u32),
     /// The guest's end of a relay.
@@ -43,6 +45,7 @@ impl Token {
             Self::RelayHost(id) => (5, id),
             Self::RelayGuest(id) => (6, id),
             Self::Warm => (7, 0),
+            Self::File(id) => (8, id),
         };
         kind << 32 | u64::from(id)
     }
@@ -58,6 +61,7 @@ impl Token {
             5 => Some(Self::RelayHost(id)),
             6 => Some(Self::RelayGuest(id)),
             7 => Some(Self::Warm),
+            8 => Some(Self::File(id)),
             _ => None,
         }
     }
@@ -151,6 +155,7 @@ mod tests {
             Token::RelayHost(0),
             Token::RelayGuest(9),
             Token::Warm,
+            Token::File(3),
         ] {
             assert_eq!(Token::decode(token.encode()), Some(token));
         }

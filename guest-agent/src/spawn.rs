@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::Duration;
 
 use protocol::frame::{self, Decoder, MAX_TO_AGENT_BYTES};
 use protocol::message::{Spawn, SpawnFailure, Stdio, TerminalSize};
@@ -15,11 +16,11 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use rustix::pipe::PipeFlags;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
 
-use crate::limits::MAX_REPORT_BYTES;
+use crate::limits::{MAX_REPORT_BYTES, START_WAIT, WARM_START_WAIT};
 use crate::program::Failure;
 use crate::relay::set_nonblocking;
 use crate::stage::{self, MAX_DESCRIPTORS, Order, Report};
@@ -38,6 +39,8 @@ pub struct Stage {
     ready: bool,
     /// Whether it was forked from the warm interpreter.
     is_warm: bool,
+    /// Whether the agent has ended it, since it took too long.
+    is_given_up: bool,
 }
 
 /// How a stage ended.
@@ -96,6 +99,7 @@ impl Stage {
             decoder: Decoder::new(MAX_REPORT_BYTES),
             ready: false,
             is_warm: false,
+            is_given_up: false,
         })
     }
 
@@ -129,6 +133,7 @@ impl Stage {
             decoder: Decoder::new(MAX_REPORT_BYTES),
             ready: false,
             is_warm: true,
+            is_given_up: false,
         })
     }
 
@@ -136,6 +141,23 @@ impl Stage {
     #[must_use]
     pub fn is_warm(&self) -> bool {
         self.is_warm
+    }
+
+    /// How long it may take.
+    #[must_use]
+    pub fn limit(&self) -> Duration {
+        if self.is_warm {
+            WARM_START_WAIT
+        } else {
+            START_WAIT
+        }
+    }
+
+    /// Ends the process, which took too long and has not been waited for. False if that was done before.
+    pub fn give_up(&mut self) -> bool {
+        // One that has just ended needs no signal.
+        let _ = rustix::process::kill_process(self.pid, Signal::KILL);
+        !std::mem::replace(&mut self.is_given_up, true)
     }
 
     /// Reads what the stage has said so far, up to the end of its socket.
@@ -158,10 +180,33 @@ impl Stage {
                 Err(_) => break,
             }
         }
+        self.last_word()
+    }
+
+    /// What it has come to when nothing more is to be waited for: its process has ended, or does not end. Another process may have got hold of
+    /// its socket, which says nothing then.
+    pub fn conclude(&mut self) -> Outcome {
+        match self.outcome() {
+            Outcome::Unknown => self.last_word(),
+            outcome => outcome,
+        }
+    }
+
+    fn last_word(&mut self) -> Outcome {
         // A failed exec is told behind `Ready`, and both may have come in one read.
         match self.decoder.next() {
             Ok(Some(Report::Failed { kind, message })) => {
                 Outcome::Failed(Failure { kind, message })
+            }
+            // One that had said that it is ready may have run, and is not run twice.
+            _ if self.is_given_up && (self.ready || !self.is_warm) => {
+                Outcome::Failed(Failure::new(
+                    SpawnFailure::Exhausted,
+                    format!(
+                        "The command was not started within {} s: its process was stopped, or the guest is too slow",
+                        self.limit().as_secs()
+                    ),
+                ))
             }
             _ if self.ready => Outcome::Started,
             _ if self.is_warm => Outcome::Unfit,

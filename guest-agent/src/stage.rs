@@ -188,7 +188,7 @@ fn run(
     let user = find_user(spawn.user.as_deref())?;
     own_streams(user.uid, [&input, &output, &error].map(AsFd::as_fd))
         .map_err(preparing("give a standard stream to the user"))?;
-    drop_rights(&user)?;
+    act_as(&user)?;
     let env = environment(spawn, &user, terminal);
     rustix::process::umask(UMASK);
     if let Some(file) = &spawn.file {
@@ -209,6 +209,7 @@ fn run(
         .and_then(|()| rustix::stdio::dup2_stderr(&error))
         .map_err(preparing("connect the standard streams"))?;
     report(socket, &Report::Ready);
+    drop_rights(&user)?;
     // The standard library empties the signal mask and resets SIGPIPE before it execs.
     let error = Command::new(&file)
         .arg0(OsStr::from_bytes(&spawn.program))
@@ -316,12 +317,15 @@ fn find_user(spec: Option<&str>) -> Result<User, Failure> {
 /// Becomes the user for writing files.
 fn become_user(spec: Option<&str>) -> Result<User, Failure> {
     let user = find_user(spec)?;
-    drop_rights(&user)?;
+    act_as(&user)?;
     rustix::process::umask(UMASK);
     Ok(user)
 }
 
-fn drop_rights(user: &User) -> Result<(), Failure> {
+/// Acts as the user from here on, with nothing but the user's rights: the kernel goes by the effective and the file system's ids, and
+/// clears all effective capabilities with a change of the effective one (capabilities(7)). The real and the saved user stay the agent's: who may
+/// send a signal is decided by these (kill(2)), so that no program of the user's stops or ends a stage.
+fn act_as(user: &User) -> Result<(), Failure> {
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
     if !rustix::process::geteuid().is_root() {
         if rustix::process::geteuid() == uid && rustix::process::getegid() == gid {
@@ -339,8 +343,14 @@ fn drop_rights(user: &User) -> Result<(), Failure> {
         .collect();
     rustix::thread::set_thread_groups(&groups)
         .and_then(|()| rustix::thread::set_thread_res_gid(gid, gid, gid))
-        .and_then(|()| rustix::thread::set_thread_res_uid(uid, uid, uid))
+        .and_then(|()| rustix::thread::set_thread_res_uid(None, uid, None))
         .map_err(preparing("become the user"))
+}
+
+/// Becomes the user for good, which a program does before it runs: behind [`act_as`] no right is needed for it.
+fn drop_rights(user: &User) -> Result<(), Failure> {
+    let uid = Uid::from_raw(user.uid);
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(preparing("become the user"))
 }
 
 /// Enters the requested folder. The user's home is only a suggestion: without it the command starts in `/`, as

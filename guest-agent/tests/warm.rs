@@ -13,8 +13,12 @@
 mod warm_host;
 
 use std::sync::MutexGuard;
+use std::time::Instant;
 
 use protocol::message::{ExitStatus, FromAgent, SpawnFailure, Stdio, TerminalSize, ToAgent};
+use rustix::fs::{CWD, FileType, Mode};
+use rustix::process::Signal;
+use sandvmm_guest_agent::limits::WARM_START_WAIT;
 use warm_host::{Host, Run, Seen};
 
 /// Modules that keep something which no two forks may share, and something to tell whether they do.
@@ -346,6 +350,49 @@ fn whoever_kills_the_warm_interpreter_has_python3_started_anew() {
     }
     host.warm_up("pass");
     assert!(host.fork(&code("pass")).warm);
+}
+
+#[test]
+fn whoever_stops_a_process_in_reserve_has_python3_started_anew() {
+    let Some(mut host) = warmed() else {
+        return;
+    };
+    host.warm_up("pass");
+    host.wait_for_spare();
+    host.signal_spare(Signal::STOP);
+
+    let seen = host.run(&code("print('once')"));
+
+    assert_eq!(
+        (seen.out.as_str(), seen.status, seen.warm),
+        ("once\n", ExitStatus::Code(0), false)
+    );
+    assert!(host.fork(&code("pass")).warm);
+}
+
+#[test]
+fn a_script_that_is_a_pipe_is_waited_for_by_python3_alone() {
+    let Some(mut host) = warmed() else {
+        return;
+    };
+    host.warm_up("pass");
+    host.wait_for_spare();
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("script.py");
+    let (kind, mode) = (FileType::Fifo, Mode::RUSR | Mode::WUSR);
+    rustix::fs::mknodat(CWD, &pipe, kind, mode, 0).unwrap();
+    let begun = Instant::now();
+
+    let running = host.start(&Run::new(&[pipe.to_str().unwrap()]));
+    let started_after = begun.elapsed();
+    std::fs::write(&pipe, "print('piped')").unwrap();
+    let seen = host.finish(&running);
+
+    assert_eq!(
+        (seen.out.as_str(), seen.status, seen.warm),
+        ("piped\n", ExitStatus::Code(0), false)
+    );
+    assert!(started_after < WARM_START_WAIT, "{started_after:?}");
 }
 
 #[test]

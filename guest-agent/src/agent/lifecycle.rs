@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal};
 use super::{Agent, AgentError, path_bytes};
 use crate::cgroup::{Cgroup, Usage};
 use crate::commands::{Command, Starting, Streams};
-use crate::limits::{CGROUP_REMOVE_TRIES, MAX_COMMANDS};
+use crate::limits::{CGROUP_REMOVE_TRIES, END_WAIT, MAX_COMMANDS};
 use crate::poll::Token;
 use crate::program::Failure;
 use crate::relay::{Kind, Relay};
@@ -122,6 +122,7 @@ impl Agent {
         self.poll
             .add(&stage, Token::Stage(id), EventFlags::IN | EventFlags::RDHUP)?;
         let starting = Starting {
+            deadline: Instant::now() + stage.limit(),
             stage,
             cgroup,
             streams,
@@ -170,6 +171,7 @@ impl Agent {
         self.poll
             .add(&stage, Token::Stage(id), EventFlags::IN | EventFlags::RDHUP)?;
         let starting = Starting {
+            deadline: Instant::now() + stage.limit(),
             stage,
             cgroup,
             streams,
@@ -188,7 +190,29 @@ impl Agent {
         let Some(Command::Starting(starting)) = self.commands.get_mut(&id) else {
             return Ok(());
         };
-        let outcome = starting.stage.outcome();
+        // A process that has ended has said all.
+        let outcome = match starting.exit {
+            Some(_) => starting.stage.conclude(),
+            None => starting.stage.outcome(),
+        };
+        self.settle_start(id, outcome)
+    }
+
+    /// Ends a stage that takes too long, and waits for it no longer when it does not end.
+    pub(super) fn overdue(&mut self, id: u32, now: Instant) -> Result<(), AgentError> {
+        let Some(Command::Starting(starting)) = self.commands.get_mut(&id) else {
+            return Ok(());
+        };
+        if starting.stage.give_up() {
+            starting.deadline = now + END_WAIT;
+            return Ok(());
+        }
+        let outcome = starting.stage.conclude();
+        self.settle_start(id, outcome)
+    }
+
+    /// Acts on what a stage has come to.
+    fn settle_start(&mut self, id: u32, outcome: Outcome) -> Result<(), AgentError> {
         if matches!(outcome, Outcome::Unknown) {
             return Ok(());
         }
@@ -203,6 +227,7 @@ impl Agent {
             signals,
             exit,
             anew,
+            deadline: _,
         } = *starting;
         match (outcome, anew) {
             (Outcome::Failed(failure), _) => {
@@ -285,8 +310,7 @@ impl Agent {
 
     pub(super) fn reaped(&mut self, pid: Pid, status: ExitStatus) -> Result<(), AgentError> {
         self.gate_may_have_ended(pid);
-        if let Some(place) = self.file_stages.iter().position(|stage| *stage == pid) {
-            self.file_stages.swap_remove(place);
+        if self.file_stage_ended(pid) {
             return Ok(());
         }
         if self.bridge.take_if(|bridge| *bridge == pid).is_some() {

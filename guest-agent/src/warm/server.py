@@ -65,6 +65,8 @@ DEFAULTS = (b"PATH", b"HOME", b"USER", b"LOGNAME", b"SHELL", b"LANG")
 PR_SET_DUMPABLE = 4
 # `asm-generic/ioctls.h`
 TIOCSCTTY = 0x540E
+# inode(7)
+S_IFMT, S_IFREG = 0o170000, 0o100000
 # PyCF_IGNORE_COOKIE (`Include/cpython/compile.h`): what -c gives is text already.
 IGNORE_COOKIE = 0x0800
 # C calls below a script that python3 has not: each counts towards the recursion limit.
@@ -414,6 +416,9 @@ def prepare_script(name, arguments, flags):
         file = os.path.join(os.getcwd(), file)
     # A folder or an archive is a package, not a script.
     if get_importer(file) is not None:
+        raise Unfit
+    # Opening a pipe waits for its writer, which is no part of being prepared.
+    if os.stat(file).st_mode & S_IFMT != S_IFREG:
         raise Unfit
     sys.argv, sys.path[0] = arguments, os.path.dirname(os.path.realpath(name))
     stream = fopen(os.fsencode(file), b"rbe")

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -19,14 +19,17 @@ use sandvmm_guest_agent::calls::Place;
 use sandvmm_guest_agent::cgroup::Workload;
 
 /// Longest wait for any answer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
+
+/// While it is there, stages are held.
+const HOLD_FILE: &str = "hold";
 
 /// The host's side. The loop reaps all children of its process, so that there is one for all tests.
 pub(crate) struct Host {
     control: UnixStream,
     pub(crate) address: PathBuf,
     next_id: u32,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 pub(crate) fn host() -> MutexGuard<'static, Host> {
@@ -48,7 +51,7 @@ impl Host {
             control: agent.into(),
             listener: listener.into(),
             workload: Workload::create(folder.path(), 256 << 20).unwrap(),
-            stage_program: env!("CARGO_BIN_EXE_sandvmm-guest-agent").to_owned(),
+            stage_program: stage_program(folder.path()),
             warm_folder: folder.path().join("warm"),
             calls_place: Place {
                 folder: folder.path().join("calls"),
@@ -76,7 +79,17 @@ impl Host {
             control,
             address,
             next_id: 1,
-            _folder: folder,
+            folder,
+        }
+    }
+
+    /// Whether stages from now on stand before their first step, as one does that was stopped.
+    pub(crate) fn hold_stages(&self, is_held: bool) {
+        let file = self.folder.path().join(HOLD_FILE);
+        if is_held {
+            fs::write(file, "").unwrap();
+        } else {
+            fs::remove_file(file).unwrap();
         }
     }
 
@@ -182,6 +195,23 @@ impl Host {
             other => panic!("SpawnFailed was expected, not {other:?}"),
         }
     }
+}
+
+/// The agent's own program, behind a look whether it is to begin.
+fn stage_program(folder: &Path) -> String {
+    let program = folder.join("stage");
+    let (hold, agent) = (
+        folder.join(HOLD_FILE),
+        env!("CARGO_BIN_EXE_sandvmm-guest-agent"),
+    );
+    let script = format!(
+        "#!/bin/bash\n[ -e '{}' ] && exec sleep 1000\nexec -a {} '{agent}'\n",
+        hold.display(),
+        sandvmm_guest_agent::stage::NAME,
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    program.into_os_string().into_string().unwrap()
 }
 
 pub(crate) struct Running {

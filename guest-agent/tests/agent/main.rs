@@ -9,6 +9,7 @@
 mod calls;
 mod files;
 mod host;
+mod late;
 mod programs;
 mod streams;
 mod terminals;

@@ -407,8 +407,12 @@ impl Host {
     }
 
     pub(crate) fn kill_spare(&self) {
+        self.signal_spare(Signal::KILL);
+    }
+
+    pub(crate) fn signal_spare(&self, signal: Signal) {
         let found = self.wait(|found| found.len() == 2);
-        rustix::process::kill_process(found[1], Signal::KILL).unwrap();
+        rustix::process::kill_process(found[1], signal).unwrap();
     }
 
     /// Kills the server, and its process in reserve.
