@@ -3,6 +3,7 @@
 mod many;
 mod pause;
 mod pool;
+mod stopped;
 mod time;
 mod traffic;
 
