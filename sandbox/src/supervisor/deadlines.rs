@@ -15,7 +15,7 @@ use crate::limit::Limit;
 use crate::shared::frame_of;
 use crate::state::{Phase, State};
 
-/// How long a boot may take when the sandbox's own time does not end it before: a second on metal, some
+/// How long a boot may take, or less where the sandbox's own time is over before: a second on metal, some
 /// tens where the processor is emulated and shared.
 pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
@@ -36,16 +36,12 @@ impl Supervisor {
             .cpu_time
             .as_mut()
             .is_some_and(|cpu_time| cpu_time.is_over(now_ns));
+        let (boot_end_ns, boot_limit) = self.boot_end();
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock();
         match (&state.phase, self.deadline) {
             (Phase::Booting, _) if cpu_time_is_over => Err(Reason::CpuTimeIsOver),
-            (Phase::Booting, Some((at_ns, limit))) if at_ns <= now_ns => {
-                Err(Reason::TimeIsOver(limit))
-            }
-            (Phase::Booting, None) if self.boot_deadline_ns <= now_ns => {
-                Err(Reason::TimeIsOver(BOOT_LIMIT))
-            }
+            (Phase::Booting, _) if boot_end_ns <= now_ns => Err(Reason::TimeIsOver(boot_limit)),
             (Phase::Ready, Some((at_ns, limit))) if at_ns <= now_ns => self.begin_closing(
                 &mut state,
                 at_ns,
@@ -63,6 +59,13 @@ impl Supervisor {
             }
             _ => Ok(()),
         }
+    }
+
+    /// When a boot has to be done, and how long it had: [`BOOT_LIMIT`], or the sandbox's own time where that is over before.
+    fn boot_end(&self) -> (u64, Duration) {
+        self.deadline
+            .filter(|(at_ns, _)| *at_ns <= self.boot_deadline_ns)
+            .unwrap_or((self.boot_deadline_ns, BOOT_LIMIT))
     }
 
     /// The time is over, or a ceiling was met: all that runs is killed, and the machine a grace later.
@@ -96,10 +99,7 @@ impl Supervisor {
 
     pub(super) fn next_deadline_ns(&self) -> Option<u64> {
         let phase_deadline_ns = match self.shared.lock().phase {
-            Phase::Booting => Some(
-                self.deadline
-                    .map_or(self.boot_deadline_ns, |(at_ns, _)| at_ns),
-            ),
+            Phase::Booting => Some(self.boot_end().0),
             Phase::Ready => self.deadline.map(|(at_ns, _)| at_ns),
             Phase::Closing(_) | Phase::Over(_) => self.closing_deadline_ns,
         };

@@ -163,3 +163,39 @@ fn a_program_that_serves_no_machine_fails_the_start_with_its_words() {
     assert!(error.contains("status 2"), "{error}");
     assert!(error.ends_with("not a machine"), "{error}");
 }
+
+#[test]
+fn a_boot_has_its_own_limit_and_less_where_the_sandboxs_time_is_over_before() {
+    let shared = Arc::new(Shared::new(now_ns(), Events::default()).unwrap());
+    let booting = |timeout: Option<Duration>| {
+        let (ours, _machine) = ControlSocket::pair().unwrap();
+        let (stdin, _process) = UnixStream::pair().unwrap();
+        let options = jailer::Options {
+            leave_out: jailer::Part::ALL.into_iter().collect(),
+            ..jailer::Options::new(BOUNDS)
+        };
+        let process = jailer::start(Path::new("/bin/cat"), stdin.into(), options).unwrap();
+        let deadline = timeout.map(|timeout| (now_ns() + nanos(timeout), timeout));
+        Supervisor::new(&shared, ours, process, None, deadline)
+    };
+    let hours = Duration::from_secs(8 * 3600);
+    for (timeout, limit) in [
+        (None, BOOT_LIMIT),
+        (Some(hours), BOOT_LIMIT),
+        (Some(SOON), SOON),
+    ] {
+        let begun_ns = now_ns();
+        let mut supervisor = booting(timeout);
+        let over_ns = now_ns() + nanos(limit);
+
+        let woken_ns = supervisor.next_deadline_ns().unwrap();
+        let ended = supervisor.keep_deadlines(over_ns);
+
+        assert!((begun_ns + nanos(limit)..=over_ns).contains(&woken_ns));
+        assert!(
+            matches!(ended, Err(Reason::TimeIsOver(told)) if told == limit),
+            "{timeout:?}: {ended:?}"
+        );
+        supervisor.keep_deadlines(begun_ns).unwrap();
+    }
+}
