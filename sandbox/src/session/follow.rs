@@ -5,15 +5,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::PathBuf;
 use std::thread;
-use std::time::Duration;
 
 use super::folder::Alive;
 use super::log;
 
-/// Pause between two looks for more.
-const LOOK_PERIOD: Duration = Duration::from_millis(100);
-
-/// What stands where a file was begun and filled since the last look, and another one perhaps as well, which is gone then.
+/// What stands where a file was begun and filled since the last look, and another one perhaps as well, which is gone then; and at the end, where
+/// the session took away a last file that was not looked for in time.
 const GAP: &[u8] =
     b"[session] Lines were printed faster than they were read, and some may be lost here\n";
 
@@ -40,14 +37,19 @@ impl Read for LogFollower {
             // Asked before the look: what was written before its end is seen by that.
             let is_over = !self.alive.is_held();
             let count = self.log.known(buffer)?;
-            if count > 0 || is_over || buffer.is_empty() {
+            if count > 0 || buffer.is_empty() {
                 return Ok(count);
             }
-            // Not after its end: the next session of that name has its log in the same place.
-            if self.log.turn()? {
-                continue;
+            let is_more = if is_over {
+                self.log.turn_at_the_end()?
+            } else {
+                self.log.turn()?
+            };
+            match (is_more, is_over) {
+                (true, _) => {}
+                (false, true) => return Ok(0),
+                (false, false) => thread::sleep(log::FOLLOW_PERIOD),
             }
-            thread::sleep(LOOK_PERIOD);
         }
     }
 }
@@ -110,15 +112,123 @@ impl Following {
         self.parts.extend(current.map(Part::File));
         Ok(true)
     }
+
+    /// The last look, when the session is over: the one that was read may have been filled, and another one begun, since the look before. The next
+    /// session of that name has its log in the same place, so only a file that comes right behind the one that was read is this log's; where that
+    /// is not to be had any more, a word says so.
+    fn turn_at_the_end(&mut self) -> io::Result<bool> {
+        let Some(Part::File(newest)) = self.parts.back() else {
+            return Ok(false);
+        };
+        if !log::is_followed(newest)? {
+            return Ok(false);
+        }
+        let known = log::inode(Some(newest))?;
+        let [before, current] = log::open_both(&self.folder)?;
+        self.parts.push_back(match current {
+            Some(current) if log::inode(before.as_ref())? == known => Part::File(current),
+            _ => Part::Word(GAP),
+        });
+        Ok(true)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::time::Duration;
 
+    use super::super::Session;
+    use super::super::folder::{self, SessionInfo};
     use super::super::log::{Log, MAX_LOG_FILE_BYTES};
     use super::*;
+
+    /// A session that lives, its log, and who follows that and has read all so far.
+    fn followed(base: &Path) -> (folder::Claimed, Log, LogFollower) {
+        let root = base.join("sessions");
+        let info = SessionInfo {
+            name: "dev".into(),
+            ..SessionInfo::default()
+        };
+        let claimed = folder::claim(&root, &info).unwrap();
+        let log = Log::new(&claimed.path).unwrap();
+        log.line("1", b"first");
+        let mut follower = Session::open_below(&root, "dev")
+            .unwrap()
+            .follow_log()
+            .unwrap();
+        let mut first = [0; "[1] first\n".len()];
+        follower.read_exact(&mut first).unwrap();
+        (claimed, log, follower)
+    }
+
+    fn private() -> tempfile::TempDir {
+        tempfile::Builder::new()
+            .permissions(fs::Permissions::from_mode(0o700))
+            .tempdir()
+            .unwrap()
+    }
+
+    fn rest(follower: &mut LogFollower) -> String {
+        let mut text = String::new();
+        follower.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn a_file_that_was_begun_just_before_the_end_is_read_too() {
+        let base = private();
+        let (claimed, log, mut follower) = followed(base.path());
+        fill(&log, "2");
+        log.line("3", b"last");
+        // As a supervisor that was killed leaves it: nobody has the lock, and the files are there.
+        fs::remove_file(claimed.path.join("lock")).unwrap();
+        drop(claimed);
+
+        let text = rest(&mut follower);
+
+        assert!(text.starts_with("[2] ") && text.ends_with("[3] last\n"));
+        assert!(!text.contains("[session]"));
+    }
+
+    #[test]
+    fn a_file_that_went_with_the_session_before_it_was_seen_is_told_of() {
+        let base = private();
+        let (claimed, log, mut follower) = followed(base.path());
+        fill(&log, "2");
+        log.line("3", b"last");
+        drop(claimed);
+        // The next session's, which is none of this one's.
+        let (_claimed, next, _) = followed(base.path());
+        fill(&next, "4");
+
+        let text = rest(&mut follower);
+
+        let (before, word) = text.split_once("[session] ").unwrap();
+        assert!(before.starts_with("[2] ") && word.ends_with("lost here\n"));
+        assert!(!text.contains("[4]"));
+    }
+
+    #[test]
+    fn the_end_waits_for_followers_only_where_a_file_was_begun_just_now() {
+        let base = private();
+        let (claimed, log, mut follower) = followed(base.path());
+        log.settle();
+        let reader = std::thread::spawn(move || rest(&mut follower));
+        fill(&log, "2");
+        log.line("3", b"last");
+        let turned = std::time::Instant::now();
+
+        log.settle();
+        assert!(turned.elapsed() > log::FOLLOW_PERIOD);
+        drop(claimed);
+
+        let text = reader.join().unwrap();
+        assert!(text.ends_with("[3] last\n"));
+    }
 
     fn follow(folder: &Path) -> Following {
         Following::new(folder.to_owned()).unwrap()

@@ -2,9 +2,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Bytes of one of the two files: a session's log takes twice as many of the host's disk, or memory.
 pub const MAX_LOG_FILE_BYTES: u64 = 4 << 20;
@@ -15,8 +17,17 @@ const MAX_LINE_BYTES: usize = 8 << 10;
 /// How often both files are opened anew because one was begun meanwhile: each time 4 MiB have been printed.
 const OPEN_TRIES: u32 = 16;
 
+/// Pause between two looks of a follower for more.
+pub(super) const FOLLOW_PERIOD: Duration = Duration::from_millis(100);
+
 /// Bytes read at once.
 const BUFFER_BYTES: usize = 64 << 10;
+
+/// How long a session's end waits after another file was begun: some looks of its followers.
+const SETTLE_TIME: Duration = FOLLOW_PERIOD.saturating_mul(3);
+
+/// Permissions of a file that another one follows: who has it open sees by them that it is not the last, also when their names are gone.
+const FOLLOWED: u32 = 0o400;
 
 /// The file that is written to.
 const CURRENT: &str = "log";
@@ -37,6 +48,8 @@ pub(super) struct Log {
 struct Open {
     file: File,
     bytes: u64,
+    /// When another file was begun last.
+    turned: Option<Instant>,
 }
 
 impl Log {
@@ -50,6 +63,7 @@ impl Log {
             open: Mutex::new(Open {
                 file: create(folder)?,
                 bytes: 0,
+                turned: None,
             }),
         })
     }
@@ -67,12 +81,33 @@ impl Log {
                 renamed => renamed,
             };
             match renamed.and_then(|()| create(&self.folder)) {
-                Ok(file) => *open = Open { file, bytes: 0 },
+                Ok(file) => {
+                    // Before a line is in the new one. Where it fails, who was slow does not learn that there is more.
+                    let _ = open
+                        .file
+                        .set_permissions(fs::Permissions::from_mode(FOLLOWED));
+                    let turned = Some(Instant::now());
+                    *open = Open {
+                        file,
+                        bytes: 0,
+                        turned,
+                    };
+                }
                 Err(_) => return,
             }
         }
         if open.file.write_all(&bytes).is_ok() {
             open.bytes = open.bytes.saturating_add(bytes.len() as u64);
+        }
+    }
+
+    /// Waits until followers that keep up have seen the newest file, where that was begun just now: the session's end takes its name away.
+    pub(super) fn settle(&self) {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let turned = open.turned;
+        drop(open);
+        if let Some(turned) = turned {
+            thread::sleep(SETTLE_TIME.saturating_sub(turned.elapsed()));
         }
     }
 
@@ -155,6 +190,11 @@ fn open(folder: &Path, name: &str) -> io::Result<Option<File>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Whether another file was begun after an open one.
+pub(super) fn is_followed(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.permissions().mode() & 0o777 == FOLLOWED)
 }
 
 pub(super) fn inode(file: Option<&File>) -> io::Result<Option<u64>> {

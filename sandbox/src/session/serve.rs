@@ -218,6 +218,7 @@ impl SessionServer {
             done
         });
         let end = served.lock().end;
+        self.log.settle();
         // Its folder goes with the claim.
         result.map(|()| end)
     }
