@@ -38,6 +38,14 @@ pub enum TemplateError {
         /// Which.
         name: String,
     },
+    /// Somebody is making one of the name at this moment.
+    #[error(
+        "A template {name:?} is being built by somebody else: wait for that, or choose another name"
+    )]
+    Busy {
+        /// Which.
+        name: String,
+    },
     /// What it was built from is not what it was.
     #[error("The template's {role} {} has changed since it was built, or is gone: build the template anew", path.display())]
     Changed {

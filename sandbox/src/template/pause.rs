@@ -20,6 +20,12 @@ pub enum PauseError {
         /// Which.
         name: String,
     },
+    /// Another sandbox is being paused under the name.
+    #[error("Another sandbox is being paused as {name:?} at this moment: choose another name")]
+    Taken {
+        /// Which.
+        name: String,
+    },
     /// No such one, or it was resumed.
     #[error("There is no paused sandbox {name:?}")]
     Missing {
@@ -60,6 +66,7 @@ impl Sandbox {
         self.check_alone()?;
         let unfinished = Unfinished::new(Shelf::Paused, name).map_err(|error| match error {
             TemplateError::Exists { name } => PauseError::Exists { name },
+            TemplateError::Busy { name } => PauseError::Taken { name },
             other => other.into(),
         })?;
         let hostname = self.shared().lock().hostname.clone();

@@ -1,12 +1,18 @@
 //! Where saved machines are: a folder each, in the data folder's `templates` or `paused`.
 
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, fstat};
 
 use super::error::{TemplateError, file};
+use crate::clock::now_ns;
 use crate::images;
 
 /// Longest name of a template.
@@ -14,6 +20,15 @@ const MAX_NAME_BYTES: usize = 64;
 
 /// How the folder of one that is being built begins: no template's name can.
 const UNFINISHED: &str = ".building-";
+
+/// How the folder of one that is being removed begins.
+const REMOVED: &str = ".removed-";
+
+/// How long a name may be held by somebody who only sweeps what was left under it.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
+
+/// Pause between two looks.
+const LOOK_PERIOD: Duration = Duration::from_millis(5);
 
 /// What saved machines are kept for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +46,13 @@ impl Shelf {
             Self::Templates => "templates",
             Self::Paused => "paused",
         }))
+    }
+
+    /// The folder of all of its kind, made where it is missing.
+    fn make_root(self) -> Result<PathBuf, TemplateError> {
+        let root = self.root()?;
+        fs::create_dir_all(&root).map_err(file("Making", &root))?;
+        Ok(root)
     }
 
     /// The folder of one, there or not.
@@ -90,10 +112,12 @@ pub(super) fn remove(name: &str) -> Result<(), TemplateError> {
     if !folder.is_dir() {
         return Err(missing(name)?);
     }
-    // Under a name that is none first: nobody opens half a template.
-    let gone = Unfinished::name(&Shelf::Templates.root()?, name);
-    fs::rename(&folder, &gone).map_err(file("Removing", &folder))?;
-    fs::remove_dir_all(&gone).map_err(file("Removing", &gone))
+    let gone = set_aside(&folder).map_err(file("Removing", &folder))?;
+    match fs::remove_dir_all(&gone) {
+        // Somebody was sweeping.
+        Err(_) if !gone.exists() => Ok(()),
+        removed => removed.map_err(file("Removing", &gone)),
+    }
 }
 
 /// The error for a template that is not there.
@@ -104,13 +128,75 @@ pub(super) fn missing(name: &str) -> Result<TemplateError, TemplateError> {
     })
 }
 
-/// A template's folder while it is being built; dropped before it is finished, it is removed.
+/// A folder that is being filled, whose name is nobody else's meanwhile; dropped before it is finished, it is removed.
 ///
-/// It is locked as long as its builder lives: one that is not is what a builder has left that was killed, and the next one removes it.
+/// Its lock is what makes it somebody's: one without is what was left by who was killed, and the next one removes it.
+#[derive(Debug)]
+pub(super) struct Staging {
+    lock: OwnedFd,
+    path: PathBuf,
+}
+
+impl Staging {
+    /// One that never gets a name of its own.
+    ///
+    /// # Errors
+    /// See [`TemplateError`].
+    pub(super) fn nameless(shelf: Shelf) -> Result<Self, TemplateError> {
+        Self::nameless_below(&shelf.make_root()?)
+    }
+
+    fn nameless_below(root: &Path) -> Result<Self, TemplateError> {
+        sweep(root);
+        // No name begins with a dot.
+        let path = root.join(format!("{UNFINISHED}.{}", unique()));
+        Self::claim(path.clone()).map_err(file("Making", &path))
+    }
+
+    /// Makes the folder and takes its lock, or takes over what is left of one.
+    fn claim(path: PathBuf) -> io::Result<Self> {
+        let until = Instant::now() + LOOK_LIMIT;
+        loop {
+            match fs::create_dir(&path) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+            match lock(&path) {
+                Ok(lock) => {
+                    empty(&path)?;
+                    return Ok(Self { lock, path });
+                }
+                // Somebody has it, or has just swept it: who sweeps may be as fast as to come between these two.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotFound)
+                        && Instant::now() < until =>
+                {
+                    thread::sleep(LOOK_PERIOD);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The folder.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // Where it was finished, it has another name, and this one may be somebody else's.
+        if is_current(&self.lock, &self.path) {
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// A saved machine's folder while it is being made. Its name is taken from the beginning on.
 #[derive(Debug)]
 pub(super) struct Unfinished {
-    _lock: OwnedFd,
-    path: PathBuf,
+    staging: Staging,
     target: PathBuf,
     name: String,
 }
@@ -119,47 +205,50 @@ impl Unfinished {
     /// Makes the folder, beside those of finished ones.
     ///
     /// # Errors
-    /// [`TemplateError::Exists`], and others.
+    /// [`TemplateError::Exists`], [`TemplateError::Busy`], and others.
     pub(super) fn new(shelf: Shelf, name: &str) -> Result<Self, TemplateError> {
-        let target = shelf.folder(name)?;
-        let exists = TemplateError::Exists {
-            name: name.to_owned(),
-        };
+        check_name(name)?;
+        Self::below(&shelf.make_root()?, name)
+    }
+
+    fn below(root: &Path, name: &str) -> Result<Self, TemplateError> {
+        sweep(root);
+        let path = root.join(format!("{UNFINISHED}{name}"));
+        let staging = Staging::claim(path.clone()).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => TemplateError::Busy {
+                name: name.to_owned(),
+            },
+            _ => file("Making", &path)(error),
+        })?;
+        let target = root.join(name);
+        // Nobody else makes one from here on.
         if target.exists() {
-            return Err(exists);
+            return Err(TemplateError::Exists {
+                name: name.to_owned(),
+            });
         }
-        let root = shelf.root()?;
-        fs::create_dir_all(&root).map_err(file("Making", &root))?;
-        let path = Self::name(&root, name);
-        remove_left_behind(&root);
-        fs::create_dir(&path).map_err(file("Making", &path))?;
-        let lock = lock(&path).map_err(file("Locking", &path))?;
         Ok(Self {
-            _lock: lock,
-            path,
+            staging,
             target,
             name: name.to_owned(),
         })
     }
 
-    fn name(root: &Path, name: &str) -> PathBuf {
-        root.join(format!("{UNFINISHED}{name}-{}", std::process::id()))
-    }
-
     /// The folder.
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        self.staging.path()
     }
 
     /// Gives it its name, all at once. Gives the folder.
     ///
     /// # Errors
-    /// [`TemplateError::Exists`] where somebody was faster.
+    /// [`TemplateError::Exists`] where somebody has put something there by other means.
     pub(super) fn finish(self) -> Result<PathBuf, TemplateError> {
-        match fs::rename(&self.path, &self.target) {
+        match fs::rename(self.path(), &self.target) {
             Ok(()) => {
                 // So that the name survives the host's crash, as the files do.
-                let _ = fs::File::open(&self.target).and_then(|folder| folder.sync_all());
+                let root = self.target.parent().map(fs::File::open);
+                let _ = root.map(|opened| opened.and_then(|root| root.sync_all()));
                 Ok(self.target.clone())
             }
             Err(_) if self.target.exists() => Err(TemplateError::Exists {
@@ -170,31 +259,66 @@ impl Unfinished {
     }
 }
 
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        // Gone already where it was finished.
-        let _ = fs::remove_dir_all(&self.path);
-    }
-}
-
 /// The folder's lock.
 ///
 /// # Errors
-/// Where somebody else has it, and the system's.
-pub(super) fn lock(folder: &Path) -> std::io::Result<OwnedFd> {
+/// `WouldBlock` where somebody else has it, `NotFound` also where the folder has gone or got another name meanwhile, and the system's.
+pub(super) fn lock(folder: &Path) -> io::Result<OwnedFd> {
     let opened = OwnedFd::from(fs::File::open(folder)?);
     flock(&opened, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(opened)
+    if is_current(&opened, folder) {
+        return Ok(opened);
+    }
+    Err(ErrorKind::NotFound.into())
 }
 
-/// Removes the folders of builders that are gone. What can't be removed costs room and no more.
-fn remove_left_behind(root: &Path) {
+/// Whether an open folder is still the one of this name. Of one whose lock the caller has, it stays so: nobody else renames or removes it.
+fn is_current(opened: &OwnedFd, folder: &Path) -> bool {
+    match (fstat(opened), fs::symlink_metadata(folder)) {
+        (Ok(opened), Ok(there)) => (opened.st_dev, opened.st_ino) == (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+/// Takes a finished one's name away, all at once: nobody opens half of it. Gives where it is, to be removed there; else it is swept later.
+///
+/// # Errors
+/// The system's; it is as it was then.
+pub(super) fn set_aside(folder: &Path) -> io::Result<PathBuf> {
+    let gone = folder.with_file_name(format!("{REMOVED}{}", unique()));
+    fs::rename(folder, &gone)?;
+    Ok(gone)
+}
+
+/// An end of a name that no other process or thread has.
+fn unique() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    // Where two have one number, in two containers, the time tells them apart.
+    format!("{}-{count}-{}", std::process::id(), now_ns())
+}
+
+/// Removes what is in a folder.
+fn empty(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        } else {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes what those have left who were killed. What can't be removed costs room and no more.
+fn sweep(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
-        let is_unfinished = entry
+        let is_left = entry
             .file_name()
             .to_str()
-            .is_some_and(|name| name.starts_with(UNFINISHED));
-        if is_unfinished && let Ok(_lock) = lock(&entry.path()) {
+            .is_some_and(|name| name.starts_with(UNFINISHED) || name.starts_with(REMOVED));
+        if is_left && let Ok(_lock) = lock(&entry.path()) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -213,19 +337,116 @@ mod tests {
             fs::write(path.join("memory"), "x").unwrap();
             path
         };
-        let (template, living, dead) = (
+        let (template, living, dead, removed) = (
             folder("t"),
-            folder(&format!("{UNFINISHED}a-1")),
-            folder(&format!("{UNFINISHED}b-2")),
+            folder(&format!("{UNFINISHED}a")),
+            folder(&format!("{UNFINISHED}b")),
+            folder(&format!("{REMOVED}c")),
         );
         let held = lock(&living).unwrap();
 
-        remove_left_behind(root.path());
+        sweep(root.path());
 
-        assert!(template.exists() && living.exists() && !dead.exists());
+        assert!(template.exists() && living.exists() && !dead.exists() && !removed.exists());
         drop(held);
-        remove_left_behind(root.path());
+        sweep(root.path());
         assert!(template.exists() && !living.exists());
+    }
+
+    #[test]
+    fn a_name_is_taken_from_the_beginning_on_and_free_again_where_nothing_came_of_it() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let first = Unfinished::below(root, "a").unwrap();
+
+        let second = Unfinished::below(root, "a").unwrap_err();
+        let other = Unfinished::below(root, "b").unwrap();
+
+        assert!(matches!(second, TemplateError::Busy { .. }), "{second:?}");
+        drop(first);
+        let first = Unfinished::below(root, "a").unwrap();
+        fs::write(first.path().join("memory"), "x").unwrap();
+        let folder = first.finish().unwrap();
+        let second = Unfinished::below(root, "a").unwrap_err();
+        assert!(matches!(second, TemplateError::Exists { .. }), "{second:?}");
+        drop(other);
+        assert_eq!(fs::read_dir(root).unwrap().count(), 1);
+        assert_eq!(fs::read(folder.join("memory")).unwrap(), b"x");
+    }
+
+    #[test]
+    fn of_many_that_make_one_name_one_does_and_the_others_learn_it_before() {
+        let root = tempfile::tempdir().unwrap();
+        for round in 0..20 {
+            let name = format!("n{round}");
+            let made: usize = thread::scope(|scope| {
+                let makers: Vec<_> = (0..4)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            let unfinished = Unfinished::below(root.path(), &name)?;
+                            fs::write(unfinished.path().join("memory"), "x").unwrap();
+                            // Once the name is had, it is not lost at the end.
+                            Ok(unfinished.finish().unwrap())
+                        })
+                    })
+                    .collect();
+                makers
+                    .into_iter()
+                    .map(|maker| match maker.join().unwrap() {
+                        Ok(_) => 1,
+                        Err(TemplateError::Exists { .. } | TemplateError::Busy { .. }) => 0,
+                        Err(error) => panic!("{error:?}"),
+                    })
+                    .sum()
+            });
+            assert_eq!(made, 1);
+        }
+    }
+
+    #[test]
+    fn who_sweeps_takes_nothing_from_who_begins() {
+        let root = tempfile::tempdir().unwrap();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..250 {
+                        let staging = Staging::nameless_below(root.path()).unwrap();
+                        fs::write(staging.path().join("memory"), "x").unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_left_under_a_name_is_not_in_who_takes_it() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join(format!("{UNFINISHED}a"));
+        fs::create_dir_all(path.join("rehearsal")).unwrap();
+        fs::write(path.join("memory"), "x").unwrap();
+
+        let staging = Staging::claim(path.clone()).unwrap();
+
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
+        drop(staging);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_lock_is_of_the_folder_that_has_the_name() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a");
+        fs::create_dir(&path).unwrap();
+        let held = lock(&path).unwrap();
+        assert_eq!(lock(&path).unwrap_err().kind(), ErrorKind::WouldBlock);
+
+        set_aside(&path).unwrap();
+
+        assert_eq!(lock(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        fs::create_dir(&path).unwrap();
+        assert!(!is_current(&held, &path));
+        lock(&path).unwrap();
     }
 
     #[test]

@@ -6,14 +6,11 @@ use tracing::info_span;
 
 use super::build::input;
 use super::save::{Afterwards, Record, save, write};
-use super::store::{Shelf, Unfinished};
+use super::store::{Shelf, Staging, Unfinished};
 use super::{ForkFiles, Inputs, Template, TemplateError};
 use crate::builder::SandboxBuilder;
 use crate::error::StartError;
 use crate::sandbox::{Origin, Sandbox};
-
-/// How the folder is called that a sandbox in use is saved into for its forks: it never gets a name of its own.
-const FORK_FOLDER: &str = "fork";
 
 /// A machine that was saved to be forked at once, from files without a manifest.
 #[derive(Debug)]
@@ -68,11 +65,9 @@ impl Sandbox {
     pub fn fork(&self, count: usize) -> Result<Vec<Self>, TemplateError> {
         let _span = info_span!(parent: self.shared().events.span(), "fork", count).entered();
         self.check_alone()?;
-        // Another thread of this process may be forking another sandbox.
-        let unique = format!("{FORK_FOLDER}-{:p}", self.shared());
-        let unfinished = Unfinished::new(Shelf::Paused, &unique)?;
-        let written = write(self, unfinished.path(), Afterwards::GoOn)?;
-        drop(unfinished);
+        let staging = Staging::nameless(Shelf::Paused)?;
+        let written = write(self, staging.path(), Afterwards::GoOn)?;
+        drop(staging);
         let saved = Saved {
             origin: self.origin().clone(),
             state: written.state,

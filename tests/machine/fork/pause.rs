@@ -60,3 +60,27 @@ fn a_name_is_taken_once_and_a_sandbox_that_was_put_on_disk_is_over() {
     first.command("true").spawn().unwrap_err();
     Sandbox::resume(&name).unwrap();
 }
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn of_two_that_are_paused_at_once_under_one_name_the_other_goes_on() {
+    let name = format!("test-twice-{}", std::process::id());
+    let sandboxes = [machine(), machine()];
+
+    let paused: Vec<_> = std::thread::scope(|scope| {
+        let pausing = sandboxes
+            .each_ref()
+            .map(|sandbox| scope.spawn(|| sandbox.pause(&name)));
+        pausing.map(|one| one.join().unwrap()).into()
+    });
+
+    let (won, lost) = if paused[0].is_ok() { (0, 1) } else { (1, 0) };
+    let error = paused[lost].as_ref().unwrap_err();
+    assert!(
+        matches!(error, PauseError::Exists { .. } | PauseError::Taken { .. }),
+        "{error:?}"
+    );
+    paused[won].as_ref().unwrap();
+    assert_eq!(shell(&sandboxes[lost], "echo lives"), "lives\n");
+    Sandbox::resume(&name).unwrap();
+}
