@@ -9,15 +9,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::stdio::{dup2_stderr, dup2_stdin, stdin};
-use sandvmm::Sandbox;
 use sandvmm::session::{SessionClaim, SessionError};
+use sandvmm::{PauseError, Sandbox, StillPaused};
 
 use super::args::{ResumeArgs, StartArgs};
 use crate::run::copies;
@@ -35,11 +34,15 @@ const PROGRAM: &str = "/proc/self/exe";
 /// What is said when the session is ready.
 const READY: &[u8] = b"r";
 
+/// What is said where a session that was paused does not go on.
+const STILL_PAUSED: &str = "; it is paused as before";
+
 /// Starts a session, and gives the exit code.
 pub(crate) fn start(args: &StartArgs, line: &[OsString], called_at: Instant) -> u8 {
     if args.supervise {
         let (timeout, idle) = (args.timeout.0, args.idle.0);
-        return supervise(&args.name, timeout, idle, |stay| {
+        let stay = Stay::default();
+        return supervise(&args.name, timeout, idle, &stay, |stay| {
             make(args, called_at, stay)
         });
     }
@@ -49,12 +52,22 @@ pub(crate) fn start(args: &StartArgs, line: &[OsString], called_at: Instant) -> 
 /// Goes on with a session that was paused, and gives the exit code.
 pub(crate) fn resume(args: &ResumeArgs, line: &[OsString]) -> u8 {
     if args.supervise {
-        return supervise(&args.name, None, args.idle.0, |stay| {
-            stay.is_spared.store(true, Ordering::SeqCst);
-            let sandbox = Sandbox::resume(&args.name).map_err(|error| {
-                Verdict::failed(FAILED, Failure::Start, notice::sentence(&error))
-            })?;
-            Ok(stay.have(sandbox))
+        let stay = Stay {
+            outlives_caller: true,
+            ..Stay::default()
+        };
+        return supervise(&args.name, None, args.idle.0, &stay, |stay| {
+            let failed = |error: &PauseError| {
+                Verdict::failed(FAILED, Failure::Start, notice::sentence(error))
+            };
+            let (sandbox, paused) =
+                Sandbox::begin_resume(&args.name).map_err(|error| failed(&error))?;
+            stay.lock().paused = Some(paused);
+            let sandbox = stay.have(sandbox);
+            sandbox
+                .wait_ready()
+                .map_err(|error| failed(&PauseError::Start(error)))?;
+            Ok(sandbox)
         });
     }
     call("resume", line)
@@ -98,23 +111,31 @@ fn refused(verdict: &Verdict) -> u8 {
 #[derive(Debug, Clone, Default)]
 struct Stay {
     sandbox: Arc<OnceLock<Sandbox>>,
-    /// Whether a signal has come, or the caller left before the session was ready.
-    is_over: Arc<AtomicBool>,
-    is_ready: Arc<AtomicBool>,
-    /// Whether the sandbox is one that was paused, and is not served yet. It is nowhere else any more: the caller's end is none of it, and
-    /// a signal does not end it, but has it paused again.
-    is_spared: Arc<AtomicBool>,
+    progress: Arc<Mutex<Progress>>,
+    /// Whether the session is one that was paused: that its caller is gone before it is ready is no reason to end it.
+    outlives_caller: bool,
     programs: Programs,
     /// What writes the events down, until the end.
     events: Arc<Mutex<Option<Writer>>>,
 }
 
+/// How far the session is.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Whether a signal has come, or the caller left before the session was ready.
+    is_over: bool,
+    is_ready: bool,
+    /// The sandbox on disk that the session goes on with, until it is ready: whatever comes before, it is paused still.
+    paused: Option<StillPaused>,
+}
+
 impl Stay {
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn end(&self) {
-        self.is_over.store(true, Ordering::SeqCst);
-        if self.is_spared.load(Ordering::SeqCst) {
-            return;
-        }
+        self.lock().is_over = true;
         if let Some(sandbox) = self.sandbox.get() {
             sandbox.end();
         }
@@ -123,35 +144,34 @@ impl Stay {
     /// The sandbox, from the beginning of its start on: from here on a signal ends it.
     fn have(&self, sandbox: Sandbox) -> &Sandbox {
         let sandbox = self.sandbox.get_or_init(|| sandbox);
-        if self.is_over.load(Ordering::SeqCst) {
+        if self.lock().is_over {
             self.end();
         }
         sandbox
     }
 
-    /// From here on the sandbox may be ended. Says whether it was spared before.
-    fn spare_no_longer(&self) -> Result<bool, Verdict> {
-        let was_spared = self.is_spared.swap(false, Ordering::SeqCst);
-        if was_spared && self.is_over.load(Ordering::SeqCst) {
-            self.is_spared.store(true, Ordering::SeqCst);
-            let said = "It was told to end before it went on".to_owned();
-            return Err(Verdict::failed(FAILED, Failure::Start, said));
+    /// From here on the session is ready, unless it was told to end before: a sandbox that was paused is not on disk any more, or it is and is
+    /// nowhere else.
+    fn go_on(&self) -> Result<(), Verdict> {
+        let mut progress = self.lock();
+        let failed = |said| Err(Verdict::failed(FAILED, Failure::Start, said));
+        if progress.is_over {
+            return failed("It was told to end before it was ready".to_owned());
         }
-        Ok(was_spared)
+        if let Some(paused) = progress.paused.take()
+            && let Err(error) = paused.remove()
+        {
+            return failed(notice::sentence(&error) + STILL_PAUSED);
+        }
+        progress.is_ready = true;
+        Ok(())
     }
 
-    /// Pauses a sandbox again that was to go on and can't be served.
-    fn put_back(&self, name: &str, why: &mut Verdict) {
-        let sandbox = self.sandbox.get();
-        let Some(sandbox) = sandbox.filter(|_| self.is_spared.load(Ordering::SeqCst)) else {
-            return;
-        };
-        let became = match sandbox.pause(name) {
-            Ok(()) => "it is paused as before".to_owned(),
-            Err(error) => format!("it is lost: {}", notice::sentence(&error)),
-        };
-        if let Some(message) = &mut why.message {
-            *message = format!("{message}; {became}");
+    /// Lets go of a sandbox that was to go on and did not.
+    fn leave_paused(&self, why: &mut Verdict) {
+        let paused = self.lock().paused.take();
+        if let (Some(_), Some(message)) = (paused, &mut why.message) {
+            message.push_str(STILL_PAUSED);
         }
     }
 
@@ -175,9 +195,7 @@ impl Stay {
             .spawn(move || {
                 // The caller says nothing: this is its end.
                 let _ = UnixStream::from(caller).read(&mut [0]);
-                // In this order: who is spared no longer is ready already.
-                let is_spared = stay.is_spared.load(Ordering::SeqCst);
-                if !is_spared && !stay.is_ready.load(Ordering::SeqCst) {
+                if !stay.outlives_caller && !stay.lock().is_ready {
                     stay.end();
                 }
             })
@@ -191,6 +209,7 @@ fn supervise(
     name: &str,
     timeout: Option<Duration>,
     idle: Option<Duration>,
+    stay: &Stay,
     make: impl FnOnce(&Stay) -> Result<&Sandbox, Verdict>,
 ) -> u8 {
     // No terminal's hang-up, Ctrl-C or job control reaches it. It fails where there is none already.
@@ -201,11 +220,7 @@ fn supervise(
     };
     // Who stops the session waits for all that is done here.
     let _keep = claim.keep();
-    let stay = Stay::default();
-    let mut served = serve(&stay, claim, timeout, idle, make);
-    if let Err(verdict) = &mut served {
-        stay.put_back(name, verdict);
-    }
+    let mut served = serve(stay, claim, timeout, idle, make);
     stay.programs.end();
     if let Some(sandbox) = stay.sandbox.get() {
         sandbox.end();
@@ -213,6 +228,10 @@ fn supervise(
         if let Some(writer) = writer {
             writer.finish();
         }
+    }
+    // When nothing of it runs any more, and before its name is free.
+    if let Err(verdict) = &mut served {
+        stay.leave_paused(verdict);
     }
     match served {
         Ok(()) => 0,
@@ -232,12 +251,11 @@ fn serve(
     let server = claim
         .listen(sandbox, timeout, idle)
         .map_err(|error| not_had(&error))?;
-    stay.is_ready.store(true, Ordering::SeqCst);
-    let was_paused = stay.spare_no_longer()?;
+    stay.go_on()?;
     let told = output::write_all(stdin(), READY);
     let left = leave_caller();
     // A caller that is not there to hear it does not know that there is a session, unless that is one that was paused.
-    if !was_paused {
+    if !stay.outlives_caller {
         told.and(left).map_err(|error| Verdict::system(&error))?;
     }
     server
@@ -306,4 +324,23 @@ fn make<'a>(args: &StartArgs, called_at: Instant, stay: &'a Stay) -> Result<&'a 
         .register(sandbox, &args.sandbox.host_function)
         .map_err(|error| Verdict::host_function(&error, limits))?;
     Ok(sandbox)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_told_to_end_does_not_become_ready_and_what_is_ready_is_told_by_its_sandbox() {
+        let (early, late) = (Stay::default(), Stay::default());
+
+        early.end();
+        let refused = early.go_on().unwrap_err();
+        late.go_on().unwrap();
+        late.end();
+
+        assert_eq!(refused.exit_code, FAILED);
+        assert!(!early.lock().is_ready);
+        assert!(late.lock().is_ready);
+    }
 }

@@ -33,7 +33,7 @@ use std::sync::Arc;
 pub use build::TemplateBuilder;
 pub use error::TemplateError;
 pub use manifest::{CopiedFile, InputFile, Inputs, Manifest, OwnFile};
-pub use pause::PauseError;
+pub use pause::{PauseError, StillPaused};
 pub(crate) use using::Saved;
 
 use self::check::{Content, Note};

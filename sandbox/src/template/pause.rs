@@ -1,11 +1,14 @@
 //! A sandbox that is put on disk, and goes on from there.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
 use super::check::Note;
 use super::error::file;
 use super::save::{Afterwards, save};
-use super::store::{Shelf, Unfinished, lock};
+use super::store::{Shelf, Unfinished, lock, set_aside};
 use super::{Template, TemplateError};
 use crate::error::StartError;
 use crate::sandbox::Sandbox;
@@ -78,25 +81,27 @@ impl Sandbox {
     /// and boot id are new, and it has no time limit.
     ///
     /// # Errors
-    /// See [`PauseError`]; it stays paused then.
+    /// See [`PauseError`]; it stays paused then, and also where this process ends before this returns.
     pub fn resume(name: &str) -> Result<Self, PauseError> {
+        let (sandbox, paused) = Self::begin_resume(name)?;
+        sandbox.wait_ready().map_err(PauseError::Start)?;
+        paused.remove()?;
+        Ok(sandbox)
+    }
+
+    /// Begins to go on with a sandbox that was paused, as [`Self::resume`] does, and leaves its files on disk: for callers that have more to do
+    /// before they can say that it goes on. [`Self::wait_ready`] waits for its guest.
+    ///
+    /// Either it is ended, and is still paused; or [`StillPaused::remove`] is called before anything is done with it. Meanwhile nobody else goes on
+    /// with it, or pauses another one under its name.
+    ///
+    /// # Errors
+    /// See [`PauseError`]; it stays paused then.
+    pub fn begin_resume(name: &str) -> Result<(Self, StillPaused), PauseError> {
         let folder = Shelf::Paused.folder(name)?;
-        // Held until its files are gone: it is resumed once.
-        let _lock = match lock(&folder) {
-            Ok(lock) => lock,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(PauseError::Missing {
-                    name: name.to_owned(),
-                });
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                return Err(PauseError::Busy {
-                    name: name.to_owned(),
-                });
-            }
-            Err(error) => return Err(file("Locking", &folder)(error).into()),
-        };
-        let template = Template::open_folder(&folder, Note::read(&folder))?;
+        let paused = StillPaused::lock(name, folder)?;
+        let folder = &paused.folder;
+        let template = Template::open_folder(folder, Note::read(folder))?;
         let hostname = template.manifest().hostname.clone();
         // Its secrets, if there are any, are its own.
         let builder = template.share_secrets().sandbox();
@@ -104,9 +109,69 @@ impl Sandbox {
             Some(hostname) => builder.hostname(hostname),
             None => builder,
         };
-        let sandbox = builder.start().map_err(PauseError::Start)?;
-        // What has mapped them keeps them. Where they can't be removed, it must not be resumed a second time.
-        fs::remove_dir_all(&folder).map_err(file("Removing", &folder))?;
-        Ok(sandbox)
+        let sandbox = builder.begin().map_err(PauseError::Start)?;
+        Ok((sandbox, paused))
+    }
+}
+
+/// A paused sandbox that somebody is about to go on with: it is on disk, and nobody else's as long as this lives. Dropping it leaves it paused, as
+/// the end of the process does, however that comes.
+#[derive(Debug)]
+pub struct StillPaused {
+    folder: PathBuf,
+    _lock: OwnedFd,
+}
+
+impl StillPaused {
+    fn lock(name: &str, folder: PathBuf) -> Result<Self, PauseError> {
+        let name = || name.to_owned();
+        match lock(&folder) {
+            Ok(lock) => Ok(Self {
+                folder,
+                _lock: lock,
+            }),
+            Err(error) => Err(match error.kind() {
+                ErrorKind::NotFound => PauseError::Missing { name: name() },
+                ErrorKind::WouldBlock => PauseError::Busy { name: name() },
+                _ => file("Locking", &folder)(error).into(),
+            }),
+        }
+    }
+
+    /// It goes on, and is on disk no more.
+    ///
+    /// # Errors
+    /// [`PauseError::Saved`] where its name can't be taken away: it is still paused, and what was made of it must be ended.
+    pub fn remove(self) -> Result<(), PauseError> {
+        let gone = set_aside(&self.folder).map_err(file("Removing", &self.folder))?;
+        // What has mapped its files keeps them. What can't be removed now is swept later.
+        let _ = fs::remove_dir_all(gone);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_on_is_somebodys_and_on_disk_until_it_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("dev");
+        let take = || StillPaused::lock("dev", folder.clone());
+        assert!(matches!(take(), Err(PauseError::Missing { .. })));
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("memory"), "x").unwrap();
+
+        let paused = take().unwrap();
+        assert!(matches!(take(), Err(PauseError::Busy { .. })));
+        // As at the end of the process that has it.
+        drop(paused);
+        assert!(folder.join("memory").exists());
+
+        take().unwrap().remove().unwrap();
+
+        assert!(matches!(take(), Err(PauseError::Missing { .. })));
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }
 }

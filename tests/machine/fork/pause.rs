@@ -84,3 +84,27 @@ fn of_two_that_are_paused_at_once_under_one_name_the_other_goes_on() {
     assert_eq!(shell(&sandboxes[lost], "echo lives"), "lives\n");
     Sandbox::resume(&name).unwrap();
 }
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn what_has_begun_to_go_on_is_still_paused_where_that_comes_to_nothing() {
+    let name = format!("test-begun-{}", std::process::id());
+    let sandbox = machine();
+    shell(&sandbox, "echo kept > /tmp/note");
+    sandbox.pause(&name).unwrap();
+
+    let (begun, paused) = Sandbox::begin_resume(&name).unwrap();
+    begun.wait_ready().unwrap();
+    let busy = Sandbox::resume(&name).unwrap_err();
+    let exists = machine().pause(&name).unwrap_err();
+    begun.end();
+    drop(paused);
+
+    assert!(matches!(busy, PauseError::Busy { .. }), "{busy:?}");
+    assert!(matches!(exists, PauseError::Exists { .. }), "{exists:?}");
+    let (sandbox, paused) = Sandbox::begin_resume(&name).unwrap();
+    paused.remove().unwrap();
+    assert_eq!(shell(&sandbox, "cat /tmp/note"), "kept\n");
+    let error = Sandbox::resume(&name).unwrap_err();
+    assert!(matches!(error, PauseError::Missing { .. }), "{error:?}");
+}

@@ -1,12 +1,17 @@
 //! A session is put on disk and goes on.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::Signal;
-use sandvmm_tests::{HUNG_AFTER, eventually};
+use sandvmm::Images;
+use sandvmm_tests::{HUNG_AFTER, children_of, eventually, is_alive};
 use serde_json::Value;
 
 use super::{Sessions, signal};
+
+/// Most attempts to meet one between its machine's beginning and its being ready: tens of milliseconds, even where nothing else runs.
+const RESUMES: u32 = 10;
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
@@ -51,13 +56,43 @@ fn a_resume_that_is_interrupted_loses_nothing() {
         )
     };
 
-    let (caller, supervisor) = resume(0);
+    let (mut caller, supervisor) = resume(0);
     while !catches(supervisor, Signal::TERM) {}
     signal(supervisor, Signal::TERM);
+    // Whenever it is killed on its way to its end, nothing is lost.
+    let kernel = Images::from_data_folder().unwrap().kernel;
+    let memory = kernel.with_file_name("paused").join("dev/memory");
+    while caller.try_wait().unwrap().is_none() {
+        assert!(memory.exists(), "it is on disk no more");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let ended = caller.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(125), "{said}");
     assert!(said.contains("it is paused as before"), "{said}");
+
+    // Killed when its machine is there, and it is not ready yet.
+    let mut supervisor = supervisor;
+    let is_hit = (0..RESUMES).any(|_| {
+        let (caller, resuming) = resume(supervisor);
+        supervisor = resuming;
+        while children_of(resuming).is_empty() {
+            assert!(is_alive(resuming), "it ended by itself");
+        }
+        signal(resuming, Signal::STOP);
+        let is_hit = !sessions
+            .0
+            .path()
+            .join("sandvmm/sessions/dev/socket")
+            .exists();
+        signal(resuming, if is_hit { Signal::KILL } else { Signal::CONT });
+        assert_eq!(caller.wait_with_output().unwrap().status.success(), !is_hit);
+        if !is_hit {
+            sessions.call(["pause", "dev"]).done().expect(0);
+        }
+        is_hit
+    });
+    assert!(is_hit, "it was ready before, each time");
 
     let (mut caller, _) = resume(supervisor);
     caller.kill().unwrap();
