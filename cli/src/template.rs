@@ -75,12 +75,6 @@ pub(crate) fn template(task: &TemplateTask) -> u8 {
 /// Builds a template; what it may reach meanwhile, and what of that was refused, is said as for a run.
 fn build(args: &TemplateBuildArgs) -> Result<String, BuildError> {
     let network = Network::outwards(&args.egress)?;
-    if args.force
-        && let Err(error) = Template::remove(&args.name)
-        && !matches!(error, TemplateError::Missing { .. })
-    {
-        return Err(error.into());
-    }
     let sandbox = machine::builder(&args.machine, Instant::now());
     let sandbox = network.apply(sandbox, false).map_err(BuildError::Log)?;
     let mut builder = Template::builder(&args.name).sandbox(sandbox);
@@ -95,6 +89,9 @@ fn build(args: &TemplateBuildArgs) -> Result<String, BuildError> {
     }
     if let Some(code) = &args.warm {
         builder = builder.warm(code);
+    }
+    if args.force {
+        builder = builder.replace();
     }
     let template = builder.build()?;
     let manifest = template.manifest();

@@ -212,6 +212,36 @@ fn a_build_that_fails_leaves_nothing() {
     assert_eq!(ran.text(), "");
 }
 
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_template_is_replaced_when_the_new_one_is_built_and_not_before() {
+    let home = Home::new();
+    home.build("t", &["--run", "echo old > /var/tmp/which"]);
+    let which = || {
+        let call = home.run(&[
+            "--template",
+            "t",
+            "--timeout",
+            "200s",
+            "--",
+            "cat",
+            "/var/tmp/which",
+        ]);
+        call.done().expect(0).text().to_owned()
+    };
+    let failing = [
+        "template", "build", "t", "--memory", "128M", "--force", "--run", "exit 3",
+    ];
+
+    home.sandvmm(&failing).done().expect(125);
+    assert_eq!(which(), "old\n");
+
+    home.build("t", &["--force", "--run", "echo new > /var/tmp/which"]);
+    assert_eq!(which(), "new\n");
+    let folders = fs::read_dir(home.0.path().join("templates")).unwrap();
+    assert_eq!(folders.count(), 1);
+}
+
 /// A template of the real data folder that goes with the test.
 struct Named(String);
 

@@ -39,7 +39,7 @@ pub(crate) struct TemplateBuildArgs {
     /// Start a Python interpreter that runs this code and stays, to be forked by runs
     #[arg(long, value_name = "CODE")]
     pub(crate) warm: Option<String>,
-    /// Replace a template of the same name
+    /// Replace a template of the same name, once the new one is built
     #[arg(long)]
     pub(crate) force: bool,
     /// Print what it was built from, as one JSON object

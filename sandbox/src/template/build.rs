@@ -10,7 +10,7 @@ use super::error::{TemplateError, file};
 use super::manifest::{CopiedFile, InputFile, Inputs};
 use super::rehearse::Rehearsal;
 use super::save::{Afterwards, Record, save};
-use super::store::{Shelf, Unfinished};
+use super::store::{Existing, Shelf, Unfinished};
 use crate::builder::SandboxBuilder;
 use crate::command::{Command, Output};
 use crate::file::{self as files, Role};
@@ -29,6 +29,7 @@ pub struct TemplateBuilder {
     commands: Vec<String>,
     secrets: Vec<(String, String)>,
     warm: Option<String>,
+    existing: Existing,
 }
 
 impl TemplateBuilder {
@@ -40,6 +41,7 @@ impl TemplateBuilder {
             commands: Vec::new(),
             secrets: Vec::new(),
             warm: None,
+            existing: Existing::Stays,
         }
     }
 
@@ -79,12 +81,20 @@ impl TemplateBuilder {
         self
     }
 
+    /// Has it take the place of a template of the same name. That one stays, and is forked, until the new one is whole, and where none comes of
+    /// it; its forks live on. Without this, a name that is taken is refused.
+    #[must_use]
+    pub fn replace(mut self) -> Self {
+        self.existing = Existing::IsReplaced;
+        self
+    }
+
     /// Builds it.
     ///
     /// # Errors
-    /// See [`TemplateError`]; nothing is left then.
+    /// See [`TemplateError`]; nothing of it is left then.
     pub fn build(self) -> Result<Template, TemplateError> {
-        let unfinished = Unfinished::new(Shelf::Templates, &self.name)?;
+        let unfinished = Unfinished::new(Shelf::Templates, &self.name, self.existing)?;
         let images = self.sandbox.images().map_err(TemplateError::Start)?;
         let (kernel, initramfs, rootfs) = (
             input("kernel", &images.kernel)?,

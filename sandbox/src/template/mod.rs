@@ -51,6 +51,9 @@ const MEMORY: &str = "memory";
 const STATE: &str = "state";
 const WORKING_SET: &str = "working-set";
 
+/// How often a template is opened anew because another one took its place meanwhile: a build takes seconds.
+const OPEN_TRIES: u32 = 4;
+
 /// A template that was found to be whole. Its files stay open, so it serves until it is dropped, even if it is removed.
 #[derive(Debug, Clone)]
 pub struct Template {
@@ -91,11 +94,7 @@ impl Template {
     /// # Errors
     /// See [`TemplateError`].
     pub fn open(name: &str) -> Result<Self, TemplateError> {
-        let folder = store::folder(name)?;
-        if !folder.is_dir() {
-            return Err(store::missing(name)?);
-        }
-        Self::open_folder(&folder, Note::read(&folder))
+        Self::open_with(name, Note::read)
     }
 
     /// As [`Self::open`], but reads every file anew, whatever was found out before.
@@ -103,11 +102,28 @@ impl Template {
     /// # Errors
     /// See [`TemplateError`].
     pub fn verify(name: &str) -> Result<Self, TemplateError> {
+        Self::open_with(name, |_| Note::default())
+    }
+
+    fn open_with(name: &str, note: impl Fn(&Path) -> Note) -> Result<Self, TemplateError> {
         let folder = store::folder(name)?;
         if !folder.is_dir() {
             return Err(store::missing(name)?);
         }
-        Self::open_folder(&folder, Note::default())
+        Self::open_steady(&folder, note)
+    }
+
+    /// Opens what has the name, also where it is replaced meanwhile: of two that were met half each, the new one.
+    fn open_steady(folder: &Path, note: impl Fn(&Path) -> Note) -> Result<Self, TemplateError> {
+        let mut tries_left = OPEN_TRIES;
+        loop {
+            let before = store::identity(folder);
+            let opened = Self::open_folder(folder, note(folder));
+            tries_left -= 1;
+            if opened.is_ok() || tries_left == 0 || store::identity(folder) == before {
+                return opened;
+            }
+        }
     }
 
     /// The names of all templates of the data folder.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use super::check::Note;
 use super::error::file;
 use super::save::{Afterwards, save};
-use super::store::{Shelf, Unfinished, lock, set_aside};
+use super::store::{Existing, Shelf, Unfinished, lock, set_aside};
 use super::{Template, TemplateError};
 use crate::error::StartError;
 use crate::sandbox::Sandbox;
@@ -67,11 +67,12 @@ impl Sandbox {
     /// See [`PauseError`]. Where the guest could not be brought to a stand it goes on; where it could not be written, it has ended.
     pub fn pause(&self, name: &str) -> Result<(), PauseError> {
         self.check_alone()?;
-        let unfinished = Unfinished::new(Shelf::Paused, name).map_err(|error| match error {
-            TemplateError::Exists { name } => PauseError::Exists { name },
-            TemplateError::Busy { name } => PauseError::Taken { name },
-            other => other.into(),
-        })?;
+        let unfinished =
+            Unfinished::new(Shelf::Paused, name, Existing::Stays).map_err(|error| match error {
+                TemplateError::Exists { name } => PauseError::Exists { name },
+                TemplateError::Busy { name } => PauseError::Taken { name },
+                other => other.into(),
+            })?;
         let hostname = self.shared().lock().hostname.clone();
         save(self, unfinished, self.record(hostname)?, Afterwards::End)?;
         Ok(())

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock, fstat};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, fstat, renameat_with};
+use rustix::io::Errno;
 
 use super::error::{TemplateError, file};
 use crate::clock::now_ns;
@@ -193,12 +194,22 @@ impl Drop for Staging {
     }
 }
 
+/// What becomes of one that has the name already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Existing {
+    /// It stays, and there is no other one.
+    Stays,
+    /// It stays until the new one is whole, which then takes its place.
+    IsReplaced,
+}
+
 /// A saved machine's folder while it is being made. Its name is taken from the beginning on.
 #[derive(Debug)]
 pub(super) struct Unfinished {
     staging: Staging,
     target: PathBuf,
     name: String,
+    existing: Existing,
 }
 
 impl Unfinished {
@@ -206,12 +217,12 @@ impl Unfinished {
     ///
     /// # Errors
     /// [`TemplateError::Exists`], [`TemplateError::Busy`], and others.
-    pub(super) fn new(shelf: Shelf, name: &str) -> Result<Self, TemplateError> {
+    pub(super) fn new(shelf: Shelf, name: &str, existing: Existing) -> Result<Self, TemplateError> {
         check_name(name)?;
-        Self::below(&shelf.make_root()?, name)
+        Self::below(&shelf.make_root()?, name, existing)
     }
 
-    fn below(root: &Path, name: &str) -> Result<Self, TemplateError> {
+    fn below(root: &Path, name: &str, existing: Existing) -> Result<Self, TemplateError> {
         sweep(root);
         let path = root.join(format!("{UNFINISHED}{name}"));
         let staging = Staging::claim(path.clone()).map_err(|error| match error.kind() {
@@ -222,7 +233,7 @@ impl Unfinished {
         })?;
         let target = root.join(name);
         // Nobody else makes one from here on.
-        if target.exists() {
+        if existing == Existing::Stays && target.exists() {
             return Err(TemplateError::Exists {
                 name: name.to_owned(),
             });
@@ -231,6 +242,7 @@ impl Unfinished {
             staging,
             target,
             name: name.to_owned(),
+            existing,
         })
     }
 
@@ -244,16 +256,22 @@ impl Unfinished {
     /// # Errors
     /// [`TemplateError::Exists`] where somebody has put something there by other means.
     pub(super) fn finish(self) -> Result<PathBuf, TemplateError> {
-        match fs::rename(self.path(), &self.target) {
+        let named = match self.existing {
+            Existing::Stays => fs::rename(self.path(), &self.target),
+            Existing::IsReplaced => replace(self.path(), &self.target),
+        };
+        match named {
             Ok(()) => {
                 // So that the name survives the host's crash, as the files do.
                 let root = self.target.parent().map(fs::File::open);
                 let _ = root.map(|opened| opened.and_then(|root| root.sync_all()));
                 Ok(self.target.clone())
             }
-            Err(_) if self.target.exists() => Err(TemplateError::Exists {
-                name: self.name.clone(),
-            }),
+            Err(_) if self.existing == Existing::Stays && self.target.exists() => {
+                Err(TemplateError::Exists {
+                    name: self.name.clone(),
+                })
+            }
             Err(error) => Err(file("Naming", &self.target)(error)),
         }
     }
@@ -274,10 +292,13 @@ pub(super) fn lock(folder: &Path) -> io::Result<OwnedFd> {
 
 /// Whether an open folder is still the one of this name. Of one whose lock the caller has, it stays so: nobody else renames or removes it.
 fn is_current(opened: &OwnedFd, folder: &Path) -> bool {
-    match (fstat(opened), fs::symlink_metadata(folder)) {
-        (Ok(opened), Ok(there)) => (opened.st_dev, opened.st_ino) == (there.dev(), there.ino()),
-        _ => false,
-    }
+    fstat(opened).is_ok_and(|opened| identity(folder) == Some((opened.st_dev, opened.st_ino)))
+}
+
+/// What tells a folder from another one that had or gets its name: device and number, if it is there.
+pub(super) fn identity(folder: &Path) -> Option<(u64, u64)> {
+    let there = fs::symlink_metadata(folder).ok()?;
+    Some((there.dev(), there.ino()))
 }
 
 /// Takes a finished one's name away, all at once: nobody opens half of it. Gives where it is, to be removed there; else it is swept later.
@@ -288,6 +309,34 @@ pub(super) fn set_aside(folder: &Path) -> io::Result<PathBuf> {
     let gone = folder.with_file_name(format!("{REMOVED}{}", unique()));
     fs::rename(folder, &gone)?;
     Ok(gone)
+}
+
+/// Gives a new one, whose lock the caller has, its name, and takes away the old one, if there is one. Of the old one nobody opens half: its open files
+/// stay what they are.
+fn replace(new: &Path, target: &Path) -> io::Result<()> {
+    // Under a name that nobody takes over: it is the old one's for a moment. Its lock keeps the new one from being swept.
+    let aside = set_aside(new)?;
+    let named = match renameat_with(CWD, &aside, CWD, target, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(()),
+        Err(Errno::NOENT) => fs::rename(&aside, target),
+        // Not every file system can (rename(2), EINVAL). Then there is none of the name for a moment.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => replace_in_two_steps(&aside, target),
+        Err(errno) => Err(errno.into()),
+    };
+    // The old one, or the new one where it was not named.
+    let _ = fs::remove_dir_all(&aside);
+    named
+}
+
+/// As [`replace`], by names that are given one after the other.
+fn replace_in_two_steps(new: &Path, target: &Path) -> io::Result<()> {
+    let old = set_aside(target)?;
+    if let Err(error) = fs::rename(new, target) {
+        let _ = fs::rename(&old, target);
+        return Err(error);
+    }
+    let _ = fs::remove_dir_all(old);
+    Ok(())
 }
 
 /// An end of a name that no other process or thread has.
@@ -357,17 +406,17 @@ mod tests {
     fn a_name_is_taken_from_the_beginning_on_and_free_again_where_nothing_came_of_it() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        let first = Unfinished::below(root, "a").unwrap();
+        let first = Unfinished::below(root, "a", Existing::Stays).unwrap();
 
-        let second = Unfinished::below(root, "a").unwrap_err();
-        let other = Unfinished::below(root, "b").unwrap();
+        let second = Unfinished::below(root, "a", Existing::Stays).unwrap_err();
+        let other = Unfinished::below(root, "b", Existing::Stays).unwrap();
 
         assert!(matches!(second, TemplateError::Busy { .. }), "{second:?}");
         drop(first);
-        let first = Unfinished::below(root, "a").unwrap();
+        let first = Unfinished::below(root, "a", Existing::Stays).unwrap();
         fs::write(first.path().join("memory"), "x").unwrap();
         let folder = first.finish().unwrap();
-        let second = Unfinished::below(root, "a").unwrap_err();
+        let second = Unfinished::below(root, "a", Existing::Stays).unwrap_err();
         assert!(matches!(second, TemplateError::Exists { .. }), "{second:?}");
         drop(other);
         assert_eq!(fs::read_dir(root).unwrap().count(), 1);
@@ -383,7 +432,8 @@ mod tests {
                 let makers: Vec<_> = (0..4)
                     .map(|_| {
                         scope.spawn(|| {
-                            let unfinished = Unfinished::below(root.path(), &name)?;
+                            let unfinished =
+                                Unfinished::below(root.path(), &name, Existing::Stays)?;
                             fs::write(unfinished.path().join("memory"), "x").unwrap();
                             // Once the name is had, it is not lost at the end.
                             Ok(unfinished.finish().unwrap())
@@ -417,6 +467,49 @@ mod tests {
             }
         });
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_replaced_stays_until_the_new_one_is_whole_and_then_goes() {
+        type Replace = fn(&Path, &Path) -> io::Result<()>;
+        for with in [replace as Replace, replace_in_two_steps] {
+            let root = tempfile::tempdir().unwrap();
+            let (new, target) = (root.path().join("new"), root.path().join("a"));
+            for (folder, content) in [(&new, "new"), (&target, "old")] {
+                fs::create_dir(folder).unwrap();
+                fs::write(folder.join("memory"), content).unwrap();
+            }
+
+            with(&new, &target).unwrap();
+
+            assert_eq!(fs::read(target.join("memory")).unwrap(), b"new");
+            assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1);
+            // What can't be named has taken nothing away.
+            with(&new, &target).unwrap_err();
+            assert_eq!(fs::read(target.join("memory")).unwrap(), b"new");
+        }
+    }
+
+    #[test]
+    fn a_build_that_comes_to_nothing_leaves_what_it_was_to_replace() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let build = |content: &str| {
+            let unfinished = Unfinished::below(root, "a", Existing::IsReplaced).unwrap();
+            fs::write(unfinished.path().join("memory"), content).unwrap();
+            unfinished
+        };
+        let memory = || fs::read_to_string(root.join("a/memory")).unwrap();
+        build("first").finish().unwrap();
+
+        drop(build("failed"));
+        assert_eq!(memory(), "first");
+
+        let second = build("second");
+        assert_eq!(memory(), "first");
+        second.finish().unwrap();
+        assert_eq!(memory(), "second");
+        assert_eq!(fs::read_dir(root).unwrap().count(), 1);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Templates of which something has changed. Their machines never run here: whole ones are tested in a KVM host.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::*;
 use crate::template::check::digest;
@@ -173,4 +173,48 @@ fn a_folder_that_can_not_be_written_is_opened_all_the_same() {
     let opened = folder.open();
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     opened.unwrap();
+}
+
+#[test]
+fn a_template_that_is_replaced_while_it_is_opened_is_the_new_one() {
+    let (half, new) = (Folder::new(), Folder::new());
+    half.flip(MEMORY);
+    let root = tempfile::tempdir().unwrap();
+    let place = root.path().join("t");
+    let put = |folder: &Folder| {
+        let next = root.path().join("next");
+        symlink(folder.folder.path(), &next).unwrap();
+        fs::rename(&next, &place).unwrap();
+    };
+    put(&half);
+    let opened_times = std::cell::Cell::new(0);
+
+    let opened = Template::open_steady(&place, |folder| {
+        // The files of the first time are those of no whole one, as of half the old and half the new.
+        put(if opened_times.get() == 0 { &half } else { &new });
+        opened_times.set(opened_times.get() + 1);
+        let mut note = Note::read(folder);
+        note.set_this_boot();
+        note
+    });
+
+    opened.unwrap();
+    assert_eq!(opened_times.get(), 2);
+}
+
+#[test]
+fn a_template_that_has_changed_is_not_opened_again_and_again() {
+    let folder = Folder::new();
+    folder.flip(MEMORY);
+    let opened_times = std::cell::Cell::new(0);
+
+    let opened = Template::open_steady(folder.folder.path(), |_| {
+        opened_times.set(opened_times.get() + 1);
+        let mut note = Note::default();
+        note.set_this_boot();
+        note
+    });
+
+    assert!(matches!(opened, Err(TemplateError::Changed { .. })));
+    assert_eq!(opened_times.get(), 1);
 }

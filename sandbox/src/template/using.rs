@@ -6,7 +6,7 @@ use tracing::info_span;
 
 use super::build::input;
 use super::save::{Afterwards, Record, save, write};
-use super::store::{Shelf, Staging, Unfinished};
+use super::store::{Existing, Shelf, Staging, Unfinished};
 use super::{ForkFiles, Inputs, Template, TemplateError};
 use crate::builder::SandboxBuilder;
 use crate::error::StartError;
@@ -39,7 +39,7 @@ impl Sandbox {
     /// See [`TemplateError`]; the sandbox goes on then too, unless the error says that it has ended.
     pub fn snapshot(&self, name: &str) -> Result<Template, TemplateError> {
         self.check_alone()?;
-        let unfinished = Unfinished::new(Shelf::Templates, name)?;
+        let unfinished = Unfinished::new(Shelf::Templates, name, Existing::Stays)?;
         save(self, unfinished, self.record(None)?, Afterwards::GoOn)
     }
 
