@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,6 +16,9 @@ use crate::workspace::{
 
 /// A scratch disk's file system has no journal: nobody looks at it after a crash.
 const FEATURES: &[&str] = &["-O", "^has_journal"];
+
+/// Permissions of a disk: what is written to it is for its owner's eyes.
+const PRIVATE: u32 = 0o600;
 
 /// Tells the copies of one process apart.
 static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -40,7 +44,12 @@ fn disk_in(folder: &Path, size_mib: u32) -> Result<File, WorkspaceError> {
     // One that a former process of this number has left half made is nobody's.
     let _ = fs::remove_file(&name);
     let source = open(&prepared)?;
-    let disk = File::create_new(&name)
+    // A name that it has for a moment only is a name.
+    let disk = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(PRIVATE)
+        .open(&name)
         .and_then(|file| file.set_len(u64::from(size_mib) << 20))
         .map_err(failed("made", &name))
         .and_then(|()| open(&name));
@@ -98,6 +107,8 @@ mod tests {
         assert_eq!(magic, 0xef53_u16.to_le_bytes());
         let metadata = two.metadata().unwrap();
         assert_eq!((metadata.len(), metadata.nlink()), (64 << 20, 0));
+        // Also while it had a name.
+        assert_eq!(metadata.mode() & 0o7777, PRIVATE);
         assert!(metadata.blocks() * 512 < 4 << 20, "{metadata:?}");
         let left: Vec<_> = fs::read_dir(folder.path())
             .unwrap()

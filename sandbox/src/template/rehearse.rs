@@ -12,6 +12,7 @@ use vmm::snapshot::working_set::{MAX_PAGES, MAX_RUNS, PAGE_BYTES, Run};
 
 use super::error::{TemplateError, file};
 use super::save::{Afterwards, write};
+use super::store::make_private;
 use super::using::Saved;
 use crate::builder::SandboxBuilder;
 use crate::sandbox::{Origin, Sandbox};
@@ -65,7 +66,7 @@ impl Rehearsal {
             .map_err(TemplateError::Start)?;
         self.run(&fork)?;
         let folder = folder.join(FOLDER);
-        fs::create_dir(&folder).map_err(file("Making", &folder))?;
+        make_private(&folder).map_err(file("Making", &folder))?;
         let after = write(&fork, &folder, Afterwards::End)?;
         fs::remove_dir_all(&folder).map_err(file("Removing", &folder))?;
         changed(memory, &after.memory).map_err(file("Comparing", &folder))

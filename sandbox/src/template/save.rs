@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -29,8 +29,9 @@ pub(super) enum Afterwards {
     GoOn,
 }
 
-/// Permissions of a template's files.
-const READ_ONLY: u32 = 0o444;
+/// Permissions of a template's files while they are written, and then: a guest's memory is for its owner's eyes.
+const WRITING: u32 = 0o600;
+const READ_ONLY: u32 = 0o400;
 
 /// What is told of a saved machine by whoever has it saved.
 #[derive(Debug)]
@@ -162,6 +163,7 @@ fn create(path: &Path) -> Result<File, TemplateError> {
         .read(true)
         .write(true)
         .create_new(true)
+        .mode(WRITING)
         .open(path)
         .map_err(file("Making", path))
 }
@@ -181,4 +183,22 @@ fn finish(opened: &File, path: &Path) -> Result<(), TemplateError> {
         .set_permissions(fs::Permissions::from_mode(READ_ONLY))
         .and_then(|()| opened.sync_all())
         .map_err(file("Writing", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_else_reads_what_is_saved_neither_then_nor_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(MEMORY);
+        let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+
+        let opened = create(&path).unwrap();
+        assert_eq!(mode(), 0o600);
+
+        finish(&opened, &path).unwrap();
+        assert_eq!(mode(), 0o400);
+    }
 }

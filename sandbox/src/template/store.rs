@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -24,6 +24,9 @@ const UNFINISHED: &str = ".building-";
 
 /// How the folder of one that is being removed begins.
 const REMOVED: &str = ".removed-";
+
+/// Permissions of folders of saved machines: what is in their memory is their owner's.
+const PRIVATE: u32 = 0o700;
 
 /// How long a name may be held by somebody who only sweeps what was left under it.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
@@ -49,11 +52,28 @@ impl Shelf {
         }))
     }
 
-    /// The folder of all of its kind, made where it is missing.
+    /// The folder of all of its kind, made where it is missing, and private then. One of templates that is there keeps its permissions: whoever has
+    /// opened it to others wants that.
     fn make_root(self) -> Result<PathBuf, TemplateError> {
         let root = self.root()?;
-        fs::create_dir_all(&root).map_err(file("Making", &root))?;
+        self.make(&root).map_err(file("Making", &root))?;
         Ok(root)
+    }
+
+    fn make(self, root: &Path) -> io::Result<()> {
+        if let Some(data_folder) = root.parent() {
+            fs::create_dir_all(data_folder)?;
+        }
+        match make_private(root) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let permissions = fs::metadata(root)?.permissions();
+        if self == Self::Paused && permissions.mode() & 0o077 != 0 {
+            // Somebody else's is refused to others by the folders in it.
+            let _ = fs::set_permissions(root, fs::Permissions::from_mode(PRIVATE));
+        }
+        Ok(())
     }
 
     /// The folder of one, there or not.
@@ -61,6 +81,11 @@ impl Shelf {
         check_name(name)?;
         Ok(self.root()?.join(name))
     }
+}
+
+/// Makes a folder that is its owner's alone.
+pub(super) fn make_private(folder: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(PRIVATE).create(folder)
 }
 
 /// The folder of a template, there or not.
@@ -158,12 +183,13 @@ impl Staging {
     fn claim(path: PathBuf) -> io::Result<Self> {
         let until = Instant::now() + LOOK_LIMIT;
         loop {
-            match fs::create_dir(&path) {
+            match make_private(&path) {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
             }
             match lock(&path) {
                 Ok(lock) => {
+                    fs::set_permissions(&path, fs::Permissions::from_mode(PRIVATE))?;
                     empty(&path)?;
                     return Ok(Self { lock, path });
                 }
@@ -400,6 +426,38 @@ mod tests {
         drop(held);
         sweep(root.path());
         assert!(template.exists() && !living.exists());
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn what_is_saved_is_its_owners_alone_until_somebody_opens_templates_to_others() {
+        let home = tempfile::tempdir().unwrap();
+        let data_folder = home.path().join("data");
+        for (shelf, name, kept) in [
+            (Shelf::Templates, "templates", 0o750),
+            (Shelf::Paused, "paused", PRIVATE),
+        ] {
+            let root = data_folder.join(name);
+
+            shelf.make(&root).unwrap();
+
+            assert_eq!(mode(&root), PRIVATE);
+            // What a killed builder of another version has left.
+            let left = root.join(format!("{UNFINISHED}a"));
+            fs::create_dir(&left).unwrap();
+            fs::set_permissions(&left, fs::Permissions::from_mode(0o755)).unwrap();
+            let claimed = Staging::claim(left).unwrap();
+            assert_eq!(mode(claimed.path()), PRIVATE);
+            let unfinished = Unfinished::below(&root, "b", Existing::Stays).unwrap();
+            assert_eq!(mode(&unfinished.finish().unwrap()), PRIVATE);
+
+            fs::set_permissions(&root, fs::Permissions::from_mode(0o750)).unwrap();
+            shelf.make(&root).unwrap();
+            assert_eq!(mode(&root), kept);
+        }
     }
 
     #[test]
