@@ -215,8 +215,11 @@ impl FromIterator<Namespace> for Namespaces {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ids {
-    /// A user and group id that no other machine of this host has, and nobody else.
+    /// A user and group id that no other machine has whose supervisor is in the same namespace of process numbers, and nobody else.
     Own(u32),
+    /// Those of the user who owns nothing, and of all other machines of this kind: the supervisor is root of a container that has
+    /// no ids for machines.
+    Nobodys,
     /// Those of the supervisor.
     Supervisors,
 }

@@ -8,8 +8,8 @@ use rustix::process::{getegid, geteuid};
 use crate::cell::Ids;
 
 /// First of the ids that machines get from a supervisor that is root: this plus the process's number, which is below
-/// 2²² (`PID_MAX_LIMIT`, `include/linux/threads.h`). No two machines that run at the same time on a host share
-/// one, so that none can signal or inspect another, or use up its limits. The range from here to 2³¹ is one that systemd
+/// 2²² (`PID_MAX_LIMIT`, `include/linux/threads.h`). No two machines that run at the same time under supervisors of one
+/// namespace of process numbers share one, so that none can signal or inspect another, or use up its limits. The range from here to 2³¹ is one that systemd
 /// leaves unused and that no distribution gives to users or containers (systemd, "Users, Groups, UIDs and
 /// GIDs").
 pub const FIRST_MACHINE_ID: u32 = 0x7000_0000;
@@ -43,7 +43,7 @@ pub(crate) fn map(pid: libc::pid_t) -> io::Result<Ids> {
         return Ok(Ids::Own(own));
     }
     map_to(pid, NOBODY, NOBODY)?;
-    Ok(Ids::Own(NOBODY))
+    Ok(Ids::Nobodys)
 }
 
 fn map_to(pid: libc::pid_t, user: u32, group: u32) -> io::Result<()> {

@@ -81,6 +81,7 @@ fn in_words(cell: &Cell) -> String {
     };
     let ids = match cell.ids {
         jailer::Ids::Own(_) => "ids of its own",
+        jailer::Ids::Nobodys => "nobody's ids, as other machines have here",
         _ => "its user's ids",
     };
     let cgroup = cell.cgroup.as_ref().map_or_else(
