@@ -35,7 +35,7 @@ const USUAL_PERSONALITY: c_long = 0;
 /// supervisor under a debugger or `setarch -R` has one without random addresses. Makes system calls and nothing else; false where one
 /// failed, whose error number is the thread's.
 ///
-/// None of it needs a privilege. What the kernel does not have (`ENOSYS`), or a filter does not let be asked for, is passed over.
+/// None of it needs a privilege. What the kernel does not have, or a filter does not let be asked for, is passed over; that what is there can't be taken away is a failure.
 ///
 /// # Safety
 /// May be called in a process that was forked from one with several threads.

@@ -270,7 +270,8 @@ fn a_sandbox_in_use_is_saved_goes_on_and_is_forked_through_generations() {
         .command("sh")
         .args([
             "-c",
-            "n=0; while true; do n=$((n+1)); echo $n > /tmp/count; sleep 0.1; done",
+            // Whoever reads finds a whole number.
+            "n=0; while true; do n=$((n+1)); echo $n > /tmp/next; mv /tmp/next /tmp/count; sleep 0.1; done",
         ])
         .spawn()
         .unwrap();

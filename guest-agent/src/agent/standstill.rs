@@ -102,6 +102,7 @@ impl Agent {
             return Ok(());
         }
         self.workload.thaw()?;
+        self.end_late_files(Instant::now());
         self.standstill = Standstill::None;
         self.control.send(&FromAgent::Thawed)?;
         self.restart_gate()?;
@@ -153,6 +154,7 @@ impl Agent {
         (self.renew)(&resume)?;
         self.control.send(&FromAgent::Resumed)?;
         self.workload.thaw()?;
+        self.end_late_files(Instant::now());
         self.standstill = Standstill::None;
         self.start_complete()
     }

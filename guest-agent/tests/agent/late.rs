@@ -105,8 +105,8 @@ fn stopped_stages_for_files_end_some_time_after_the_host_has_closed_their_stream
         rustix::process::kill_process(stage, Signal::STOP).unwrap();
     }
     let busy = look(&host, &folder, &user).unwrap_err();
-    drop(streams);
     let closed = Instant::now();
+    drop(streams);
     let done = loop {
         match look(&host, &folder, &user) {
             Err(_) if closed.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(50)),

@@ -24,7 +24,7 @@ pub(super) const FOLLOW_PERIOD: Duration = Duration::from_millis(100);
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// How long a session's end waits after another file was begun: some looks of its followers.
-const SETTLE_TIME: Duration = FOLLOW_PERIOD.saturating_mul(3);
+pub(super) const SETTLE_TIME: Duration = FOLLOW_PERIOD.saturating_mul(3);
 
 /// Permissions of a file that another one follows: who has it open sees by them that it is not the last, also when their names are gone.
 const FOLLOWED: u32 = 0o400;

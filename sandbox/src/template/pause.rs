@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use super::check::Note;
 use super::error::file;
 use super::save::{Afterwards, save};
-use super::store::{Existing, Shelf, Unfinished, lock, set_aside};
-use super::{Template, TemplateError};
+use super::store::{Existing, Shelf, Unfinished, lock_soon, set_aside};
+use super::{MANIFEST, Template, TemplateError};
 use crate::error::StartError;
 use crate::sandbox::Sandbox;
 
@@ -126,7 +126,7 @@ pub struct StillPaused {
 impl StillPaused {
     fn lock(name: &str, folder: PathBuf) -> Result<Self, PauseError> {
         let name = || name.to_owned();
-        match lock(&folder) {
+        match lock_soon(&folder) {
             Ok(lock) => Ok(Self {
                 folder,
                 _lock: lock,
@@ -144,7 +144,15 @@ impl StillPaused {
     /// # Errors
     /// [`PauseError::Saved`] where its name can't be taken away: it is still paused, and what was made of it must be ended.
     pub fn remove(self) -> Result<(), PauseError> {
-        let gone = set_aside(&self.folder).map_err(file("Removing", &self.folder))?;
+        let gone = match set_aside(&self.folder) {
+            // A folder of an overlay's lower layer can't be renamed (`Documentation/filesystems/overlayfs.rst` of Linux, redirect_dir).
+            // Without its manifest it is none.
+            Err(error) if error.kind() == ErrorKind::CrossesDevices => {
+                fs::remove_file(self.folder.join(MANIFEST)).map(|()| self.folder.clone())
+            }
+            other => other,
+        };
+        let gone = gone.map_err(file("Removing", &self.folder))?;
         // What has mapped its files keeps them. What can't be removed now is swept later.
         let _ = fs::remove_dir_all(gone);
         Ok(())

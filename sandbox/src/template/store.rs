@@ -282,13 +282,14 @@ impl Unfinished {
     /// # Errors
     /// [`TemplateError::Exists`] where somebody has put something there by other means.
     pub(super) fn finish(self) -> Result<PathBuf, TemplateError> {
+        // So that names survive the host's crash, as the files do: theirs here, that of all of it below.
+        let _ = fs::File::open(self.path()).and_then(|folder| folder.sync_all());
         let named = match self.existing {
             Existing::Stays => fs::rename(self.path(), &self.target),
             Existing::IsReplaced => replace(self.path(), &self.target),
         };
         match named {
             Ok(()) => {
-                // So that the name survives the host's crash, as the files do.
                 let root = self.target.parent().map(fs::File::open);
                 let _ = root.map(|opened| opened.and_then(|root| root.sync_all()));
                 Ok(self.target.clone())
@@ -327,6 +328,20 @@ pub(super) fn identity(folder: &Path) -> Option<(u64, u64)> {
     Some((there.dev(), there.ino()))
 }
 
+/// As [`lock`], but waits a moment for it where somebody has it: also who is through with it may seem to, since a process that is being made has
+/// copies of all that its maker has open until it executes its program.
+pub(super) fn lock_soon(folder: &Path) -> io::Result<OwnedFd> {
+    let until = Instant::now() + LOOK_LIMIT;
+    loop {
+        match lock(folder) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < until => {
+                thread::sleep(LOOK_PERIOD);
+            }
+            other => return other,
+        }
+    }
+}
+
 /// Takes a finished one's name away, all at once: nobody opens half of it. Gives where it is, to be removed there; else it is swept later.
 ///
 /// # Errors
@@ -347,6 +362,8 @@ fn replace(new: &Path, target: &Path) -> io::Result<()> {
         Err(Errno::NOENT) => fs::rename(&aside, target),
         // Not every file system can (rename(2), EINVAL). Then there is none of the name for a moment.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => replace_in_two_steps(&aside, target),
+        // The old one lies in an overlay's lower layer, where no folder can be renamed.
+        Err(Errno::XDEV) => fs::remove_dir_all(target).and_then(|()| fs::rename(&aside, target)),
         Err(errno) => Err(errno.into()),
     };
     // The old one, or the new one where it was not named.
@@ -424,6 +441,8 @@ mod tests {
 
         assert!(template.exists() && living.exists() && !dead.exists() && !removed.exists());
         drop(held);
+        // A process that another test is just starting may have a copy of it for a moment.
+        drop(lock_soon(&living).unwrap());
         sweep(root.path());
         assert!(template.exists() && !living.exists());
     }
