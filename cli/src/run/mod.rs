@@ -129,10 +129,7 @@ fn wait(
             deadline.filter(|_| !shared.running.load(Ordering::SeqCst)),
         ) {
             Ok(Event::Over(code)) => return code,
-            Ok(Event::Signal(signal)) => {
-                shared.interrupted.store(signal, Ordering::SeqCst);
-                break Verdict::interrupted(signal);
-            }
+            Ok(Event::Signal(signal)) => break Verdict::interrupted(signal),
             Err(RecvTimeoutError::Disconnected) => return FAILED,
             // The program has been started meanwhile: the machine keeps its time.
             Err(RecvTimeoutError::Timeout) if shared.running.load(Ordering::SeqCst) => {}
@@ -140,17 +137,22 @@ fn wait(
             Err(RecvTimeoutError::Timeout) => break Verdict::timed_out(args.timeout.0),
         }
     };
+    let _ = shared.ended_early.set(verdict.clone());
     terminal::restore();
     shared.programs.end();
+    let mut said = None;
     if let Some(sandbox) = shared.sandbox.get() {
         sandbox.end();
-        // Whether the run says how it ended or not: this is what ended it.
-        let _ = events.recv_timeout(END_GRACE);
+        if let Ok(Event::Over(code)) = events.recv_timeout(END_GRACE) {
+            said = Some(code);
+        }
     }
     if shared.may_announce() {
         announce_failure(args, &verdict);
+        return verdict.exit_code;
     }
-    verdict.exit_code
+    // The run has said how it ended: by this, or by itself just before.
+    said.unwrap_or(verdict.exit_code)
 }
 
 fn next(events: &Receiver<Event>, deadline: Option<Instant>) -> Result<Event, RecvTimeoutError> {

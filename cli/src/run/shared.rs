@@ -1,6 +1,6 @@
 //! What the main thread, the run and its streams know of each other.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use sandvmm::Sandbox;
@@ -15,8 +15,8 @@ pub(super) struct Shared {
     pub(super) sandbox: Arc<OnceLock<Sandbox>>,
     /// Whether the program has been started: from then on the machine keeps the time.
     pub(super) running: Arc<AtomicBool>,
-    /// The signal that asked sandvmm to end; 0 while none did.
-    pub(super) interrupted: Arc<AtomicI32>,
+    /// Why the main thread has ended the run: a signal to sandvmm, or the time.
+    pub(super) ended_early: Arc<OnceLock<Verdict>>,
     /// Why the run can't go on at our own side: its input can't be read, its output can't be written.
     pub(super) broken: Arc<OnceLock<Verdict>>,
     /// The programs that serve calls of the host's functions.
@@ -41,9 +41,6 @@ impl Shared {
     }
 
     pub(super) fn interruption(&self) -> Option<Verdict> {
-        match self.interrupted.load(Ordering::SeqCst) {
-            0 => None,
-            signal => Some(Verdict::interrupted(signal)),
-        }
+        self.ended_early.get().cloned()
     }
 }
