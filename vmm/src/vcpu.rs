@@ -155,7 +155,10 @@ impl Vcpu {
             thread: AtomicI32::new(0),
         });
         let runner = Runner {
-            retire: Retire(Arc::clone(&shared), Arc::clone(start_line)),
+            retire: Retire {
+                shared: Arc::clone(&shared),
+                start_line: Arc::clone(start_line),
+            },
             fd,
             id,
             buses,
@@ -263,24 +266,27 @@ impl Drop for Vcpu {
 
 /// Whatever way the thread ends: takes the page from those who kick, and tells those who wait.
 #[derive(Debug)]
-struct Retire(Arc<Shared>, Arc<StartLine>);
+struct Retire {
+    shared: Arc<Shared>,
+    start_line: Arc<StartLine>,
+}
 
 impl Retire {
     fn retire(&self) {
-        self.1.give_up();
-        *lock(&self.0.kick) = None;
-        lock(&self.0.status).state = State::Stopped;
-        self.0.changed.notify_all();
+        self.start_line.give_up();
+        *lock(&self.shared.kick) = None;
+        lock(&self.shared.status).state = State::Stopped;
+        self.shared.changed.notify_all();
     }
 
     /// Retires at once and returns when the thread is told to stop: ending takes system calls that a thread which has
     /// served may not make any more, in a process that is about to end as a whole.
     fn wait_for_stop(&self) {
         self.retire();
-        let mut status = lock(&self.0.status);
+        let mut status = lock(&self.shared.status);
         while status.wanted != Wanted::Stop {
             status = self
-                .0
+                .shared
                 .changed
                 .wait(status)
                 .unwrap_or_else(PoisonError::into_inner);
@@ -318,7 +324,7 @@ impl Runner {
         // A panic here must end the machine, not leave it with a processor less.
         let alarm = PanicAlarm(Arc::clone(&self.end));
         let number = rustix::thread::gettid().as_raw_nonzero().get();
-        self.retire.0.thread.store(number, Ordering::SeqCst);
+        self.retire.shared.thread.store(number, Ordering::SeqCst);
         let mut entry_retries = 0;
         let mut has_served = false;
         while self.wait_until_wanted() {
@@ -336,7 +342,7 @@ impl Runner {
                 )));
                 return;
             }
-            if !has_served && !self.retire.1.pass() {
+            if !has_served && !self.retire.start_line.pass() {
                 // Another one could not be closed in, or the machine is taken down: it tells why.
                 std::mem::forget(alarm);
                 self.retire.wait_for_stop();
@@ -365,7 +371,7 @@ impl Runner {
     /// after it was entered again, which it does not do before it has taken the result of an access.
     fn wait_until_wanted(&mut self) -> bool {
         self.clear_immediate_exit();
-        let shared = &self.retire.0;
+        let shared = &self.retire.shared;
         let mut status = lock(&shared.status);
         loop {
             if let (Wanted::Pause, Some(msrs)) = (status.wanted, status.save.take()) {
@@ -441,7 +447,7 @@ impl Runner {
 
     /// Lets time pass, or less where something else is wanted. Not by sleeping: a thread that has served makes few system calls.
     fn pass(&self, delay: Duration) {
-        let shared = &self.retire.0;
+        let shared = &self.retire.shared;
         let status = lock(&shared.status);
         // Woken early or not, the next entry tells.
         let _ = shared.changed.wait_timeout(status, delay);
