@@ -131,6 +131,18 @@ pub(crate) fn bench(
         };
         reports(&command, workspace, progress)
     };
+    // Of what has one report: prints it, and compares or keeps it; whether it is worse.
+    let passed = |reports: &[Value], what: &str, benchmark: &str, file: &str| {
+        let whole = reports.first().unwrap_or(&Value::Null);
+        let report = understand(whole)?;
+        print!("\n{}", table(what, &report, runs));
+        if compares {
+            return compare(workspace, file, &report);
+        }
+        let kept = json!({ "benchmark": benchmark, "report": whole });
+        keep(workspace, &files, file, kept)?;
+        Ok(false)
+    };
     let mut is_worse = false;
     if only.is_none_or(|only| only == Measurement::Boot) {
         let boots = measure("boot", boots(runs, compares))?;
@@ -164,15 +176,7 @@ pub(crate) fn bench(
         let machine = MACHINE.join(" ");
         let command = format!("sandvmm bench streams --json -n {runs} {machine}");
         let streams = measure("stream", tried(&command, runs * STREAMS_MAX_MS))?;
-        let whole = streams.first().unwrap_or(&Value::Null);
-        let report = understand(whole)?;
-        print!("\n{}", table("of each", &report, runs));
-        if compares {
-            is_worse |= compare(workspace, STREAMS, &report)?;
-        } else {
-            let kept = json!({ "benchmark": "streams", "report": whole });
-            keep(workspace, &files, STREAMS, kept)?;
-        }
+        is_worse |= passed(&streams, "of each", "streams", STREAMS)?;
     }
     // A curve is looked at; what of it could get worse is in the figures of a boot.
     if !compares && only.is_none_or(|only| only == Measurement::Density) {
@@ -187,15 +191,7 @@ pub(crate) fn bench(
     if only.is_none_or(|only| only == Measurement::Egress) {
         packages::ensure(&[egress::NEED], progress)?;
         let transfers = measure("transfer", egress::command(runs))?;
-        let whole = transfers.first().unwrap_or(&Value::Null);
-        let report = understand(whole)?;
-        print!("\n{}", table("transfers", &report, runs));
-        if compares {
-            is_worse |= compare(workspace, TRANSFERS, &report)?;
-        } else {
-            let kept = json!({ "benchmark": "egress", "report": whole });
-            keep(workspace, &files, TRANSFERS, kept)?;
-        }
+        is_worse |= passed(&transfers, "transfers", "egress", TRANSFERS)?;
     }
     if is_worse {
         return Err(BenchError::Worse);

@@ -90,7 +90,8 @@ pub(super) fn of<'a>(
     programs
         .into_iter()
         .flat_map(|program| {
-            portions(&program.wanted, tests_max).map(move |names| Batch {
+            let portions = portions(&program.wanted, tests_max).into_iter();
+            portions.map(move |names| Batch {
                 program,
                 names,
                 environment,
@@ -100,15 +101,14 @@ pub(super) fn of<'a>(
 }
 
 /// `names` in their order, at most `tests_max` at a time, and all portions nearly as large.
-fn portions(names: &BTreeSet<String>, tests_max: usize) -> impl Iterator<Item = BTreeSet<String>> {
+fn portions(names: &BTreeSet<String>, tests_max: usize) -> Vec<BTreeSet<String>> {
     let count = names.len().div_ceil(tests_max).max(1);
     let size = names.len().div_ceil(count).max(1);
-    let names: Vec<String> = names.iter().cloned().collect();
-    let portions: Vec<_> = names
+    let names: Vec<&String> = names.iter().collect();
+    names
         .chunks(size)
-        .map(|portion| portion.iter().cloned().collect())
-        .collect();
-    portions.into_iter()
+        .map(|portion| portion.iter().copied().cloned().collect())
+        .collect()
 }
 
 impl Batch<'_> {
@@ -262,13 +262,13 @@ mod tests {
     fn portions_are_nearly_as_large_and_have_each_name_once() {
         let names: BTreeSet<String> = (0..41).map(|number| format!("test_{number:02}")).collect();
 
-        let portions: Vec<_> = portions(&names, 20).collect();
+        let portions = portions(&names, 20);
 
         let sizes: Vec<usize> = portions.iter().map(BTreeSet::len).collect();
         assert_eq!(sizes, [14, 14, 13]);
         let all: Vec<String> = portions.into_iter().flatten().collect();
         assert_eq!(all, names.into_iter().collect::<Vec<_>>());
-        assert_eq!(super::portions(&BTreeSet::new(), 20).count(), 0);
+        assert_eq!(super::portions(&BTreeSet::new(), 20).len(), 0);
     }
 
     #[test]
