@@ -45,14 +45,18 @@ impl From<&Cell> for CellReport {
     }
 }
 
-/// What has to be said even where nobody asked: the walls that the host did not give.
+/// What has to be said even where nobody asked: the walls that the host did not give, one or many.
 pub(crate) fn warning(cell: &Cell) -> Option<String> {
-    let missing = cell
+    let missing: Vec<&str> = cell
         .missing
         .iter()
-        .find(|missing| missing.part == Part::Namespaces)?;
-    Some(format!(
-        "The cell around the machine's process has a wall less: {}; `sandvmm doctor` tells what to do",
-        missing.why
-    ))
+        .filter(|missing| missing.part == Part::Namespaces)
+        .map(|missing| missing.why.as_str())
+        .collect();
+    (!missing.is_empty()).then(|| {
+        format!(
+            "The cell around the machine's process is not whole: {}; `sandvmm doctor` tells what to do",
+            missing.join("; ")
+        )
+    })
 }

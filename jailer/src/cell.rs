@@ -220,7 +220,7 @@ pub enum Ids {
     /// Those of the user who owns nothing, and of all other machines of this kind: the supervisor is root of a container that has
     /// no ids for machines.
     Nobodys,
-    /// Those of the supervisor.
+    /// Those of the supervisor, or one of them: it is no root, or one that may give others no ids.
     Supervisors,
 }
 
@@ -286,7 +286,7 @@ pub struct Bounds {
 pub(crate) struct Settings {
     pub(crate) leave_out: Parts,
     pub(crate) namespaces: Namespaces,
-    /// The ids to take at the end, where no user namespace has given them to it.
+    /// The ids to take at the end, or the best that the host lets it, where no user namespace has given them to it.
     pub(crate) take_ids: Option<u32>,
     pub(crate) bounds: Bounds,
 }

@@ -8,6 +8,7 @@ use rustix::process::{
 };
 
 use crate::cell::{Namespace, Part};
+use crate::ids::Whose;
 use crate::report::{self, DESCRIPTOR, Entered};
 use crate::{heap, landlock, last_words, privileges, rlimits, root};
 
@@ -66,13 +67,14 @@ pub fn enter() -> Result<Inside, EnterError> {
         -1
     };
     step("no new privileges", rustix::thread::set_no_new_privs(true))?;
-    let counts_alone = settings.take_ids.is_some()
-        || settings.namespaces.contains(Namespace::User) && kernel_is(COUNTS_BY_NAMESPACE);
-    step("limits", rlimits::set(settings.bounds, counts_alone))?;
-    step(
+    let got = step(
         "dropping privileges",
         privileges::drop_all(settings.take_ids),
     )?;
+    // Known only now: the limit of processes is the machine's alone where its user is.
+    let counts_alone = got.is_some_and(|got| got.user == Whose::Own)
+        || settings.namespaces.contains(Namespace::User) && kernel_is(COUNTS_BY_NAMESPACE);
+    step("limits", rlimits::set(settings.bounds, counts_alone))?;
     // A change of ids has taken it away.
     step(
         "the death signal",
@@ -93,6 +95,8 @@ pub fn enter() -> Result<Inside, EnterError> {
     let entered = Entered {
         root_errno,
         landlock_abi,
+        got,
+        has_groups: privileges::has_groups(),
     };
     // A supervisor that does not listen is one that died, or does not need to know.
     let _ = report::entered(report.as_fd(), entered);
@@ -111,7 +115,7 @@ fn failed(
     }
 }
 
-fn step(step: &'static str, result: rustix::io::Result<()>) -> Result<(), EnterError> {
+fn step<T>(step: &'static str, result: rustix::io::Result<T>) -> Result<T, EnterError> {
     result.map_err(|errno| failed(step, io::Error::from(errno)))
 }
 

@@ -1,11 +1,13 @@
 //! No privileges, and no way to gain any.
 
 use rustix::io::Errno;
-use rustix::process::{Gid, Uid};
+use rustix::process::{Gid, Uid, getgroups};
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, CapabilitySets, clear_ambient_capability_set,
     remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
 };
+
+use crate::ids::{Got, NOBODY, Whose};
 
 /// Number of the last capability that there can be: the sets have 64 bits.
 const LAST_CAPABILITY: u32 = 63;
@@ -35,14 +37,14 @@ pub(crate) fn leave_keyring() {
     }
 }
 
-/// Takes `ids` where the process has to take any itself, and drops every capability from every set for good.
+/// Takes `own` ids where the process has to take any itself, and drops every capability from every set for good. Tells whose ids it got.
 ///
 /// A process that never had the capability to change its bounding set keeps that set: it says what an executed
 /// program could gain, and `no_new_privs` says that none gains anything.
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn drop_all(ids: Option<u32>) -> Result<(), Errno> {
+pub(crate) fn drop_all(own: Option<u32>) -> Result<Option<Got>, Errno> {
     clear_ambient_capability_set()?;
     let may_drop = rustix::thread::capabilities(None)?
         .effective
@@ -67,9 +69,7 @@ pub(crate) fn drop_all(ids: Option<u32>) -> Result<(), Errno> {
                 | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED,
         )?;
     }
-    if let Some(id) = ids {
-        take(id)?;
-    }
+    let got = own.map(take);
     set_capabilities(
         None,
         CapabilitySets {
@@ -77,13 +77,46 @@ pub(crate) fn drop_all(ids: Option<u32>) -> Result<(), Errno> {
             permitted: CapabilitySet::empty(),
             inheritable: CapabilitySet::empty(),
         },
-    )
+    )?;
+    Ok(got)
 }
 
-/// Changes the user and group of this thread, which is the process's only one, and leaves all other groups.
-fn take(id: u32) -> Result<(), Errno> {
-    let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
-    rustix::thread::set_thread_groups(&[])?;
-    rustix::thread::set_thread_res_gid(group, group, group)?;
-    rustix::thread::set_thread_res_uid(user, user, user)
+/// Changes the user and group of this thread, which is the process's only one, and leaves all other groups: each as far as the host lets
+/// it.
+fn take(own: u32) -> Got {
+    let mut refusal = None;
+    let mut refused = |error: Errno| {
+        refusal.get_or_insert(error);
+    };
+    if let Err(error) = rustix::thread::set_thread_groups(&[]) {
+        refused(error);
+    }
+    let mut best = |change: fn(u32) -> Result<(), Errno>| {
+        for (whose, id) in [(Whose::Own, own), (Whose::Nobodys, NOBODY)] {
+            match change(id) {
+                Ok(()) => return whose,
+                Err(error) => refused(error),
+            }
+        }
+        Whose::Supervisors
+    };
+    // The user last: who is no root any more may change no group.
+    let group = best(|id| {
+        let group = Gid::from_raw(id);
+        rustix::thread::set_thread_res_gid(group, group, group)
+    });
+    let user = best(|id| {
+        let user = Uid::from_raw(id);
+        rustix::thread::set_thread_res_uid(user, user, user)
+    });
+    Got {
+        user,
+        group,
+        errno: refusal.map_or(0, Errno::raw_os_error),
+    }
+}
+
+/// Whether this process is in other groups than its own. What can't be told is taken to be so.
+pub(crate) fn has_groups() -> bool {
+    getgroups().map_or(true, |groups| !groups.is_empty())
 }

@@ -10,9 +10,10 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::cell::Settings;
+use crate::ids::{Got, Whose};
 
 /// Length of every packet.
-pub(crate) const PACKET_BYTES: usize = 12;
+pub(crate) const PACKET_BYTES: usize = 16;
 
 /// Most bytes of a supervisor's settings: six numbers.
 const MAX_SETTINGS_BYTES: usize = 128;
@@ -27,10 +28,9 @@ const ENTERED: u8 = 2;
 pub(crate) const DESCRIPTOR: i32 = 3;
 
 /// The steps between the process's first instruction and its program's, by number.
-const STEPS: [&str; 9] = [
+const STEPS: [&str; 8] = [
     "following its supervisor's end",
     "hearing its supervisor",
-    "leaving its supervisor's groups",
     "taking its ids",
     "making a session",
     "laying out its descriptors",
@@ -55,6 +55,21 @@ pub(crate) struct Entered {
     pub(crate) root_errno: i32,
     /// 0 for none.
     pub(crate) landlock_abi: u32,
+    /// Whose ids it took, where it was to take its own.
+    pub(crate) got: Option<Got>,
+    /// Whether it is in other groups than its own.
+    pub(crate) has_groups: bool,
+}
+
+/// Whose an id is, in a packet; 0 where none was to be taken.
+const WHOSE: [Whose; 3] = [Whose::Supervisors, Whose::Nobodys, Whose::Own];
+
+fn whose_to_byte(whose: Option<Whose>) -> u8 {
+    whose.map_or(0, |whose| whose as u8 + 1)
+}
+
+fn whose_of_byte(byte: u8) -> Option<Whose> {
+    WHOSE.get(usize::from(byte).checked_sub(1)?).copied()
 }
 
 /// Both ends of the socket: packets, so that one is never read in parts.
@@ -88,11 +103,16 @@ pub(crate) fn settings(socket: BorrowedFd<'_>) -> io::Result<Settings> {
 /// Says that this process is in its cell.
 pub(crate) fn entered(socket: BorrowedFd<'_>, entered: Entered) -> io::Result<()> {
     let mut packet = [0; PACKET_BYTES];
-    let [tag, _, _, _, rest @ ..] = &mut packet;
+    let [tag, user, group, groups, rest @ ..] = &mut packet;
     *tag = ENTERED;
-    let (root, landlock) = rest.split_at_mut(4);
+    *user = whose_to_byte(entered.got.map(|got| got.user));
+    *group = whose_to_byte(entered.got.map(|got| got.group));
+    *groups = entered.has_groups.into();
+    let (root, rest) = rest.split_at_mut(4);
+    let (landlock, ids) = rest.split_at_mut(4);
     root.copy_from_slice(&entered.root_errno.to_le_bytes());
     landlock.copy_from_slice(&entered.landlock_abi.to_le_bytes());
+    ids.copy_from_slice(&entered.got.map_or(0, |got| got.errno).to_le_bytes());
     rustix::net::send(socket, &packet, SendFlags::NOSIGNAL)?;
     Ok(())
 }
@@ -128,13 +148,38 @@ pub(crate) fn receive(socket: impl AsFd, limit: Duration) -> io::Result<Option<R
 }
 
 fn parse(packet: &[u8; PACKET_BYTES]) -> Option<Report> {
-    let [tag, step, _, _, a, b, c, d, e, f, g, h] = *packet;
+    let [
+        tag,
+        first,
+        second,
+        third,
+        a,
+        b,
+        c,
+        d,
+        e,
+        f,
+        g,
+        h,
+        i,
+        j,
+        k,
+        l,
+    ] = *packet;
     let number = i32::from_le_bytes([a, b, c, d]);
     match tag {
-        FAILED => Some(Report::Failed(STEPS.get(usize::from(step))?, number)),
+        FAILED => Some(Report::Failed(STEPS.get(usize::from(first))?, number)),
         ENTERED => Some(Report::Entered(Entered {
             root_errno: number,
             landlock_abi: u32::from_le_bytes([e, f, g, h]),
+            got: whose_of_byte(first)
+                .zip(whose_of_byte(second))
+                .map(|(user, group)| Got {
+                    user,
+                    group,
+                    errno: i32::from_le_bytes([i, j, k, l]),
+                }),
+            has_groups: third != 0,
         })),
         _ => None,
     }
@@ -146,17 +191,30 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(10);
 
+    fn failure(step: u8) -> [u8; PACKET_BYTES] {
+        [FAILED, step, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    }
+
     #[test]
     fn an_entry_is_read_as_it_was_said() {
         let (ours, theirs) = pair().unwrap();
-        let said = Entered {
-            root_errno: -1,
-            landlock_abi: 7,
-        };
+        let got = Some(Got {
+            user: Whose::Own,
+            group: Whose::Supervisors,
+            errno: 22,
+        });
+        for (got, has_groups) in [(got, false), (None, true)] {
+            let said = Entered {
+                root_errno: -1,
+                landlock_abi: 7,
+                got,
+                has_groups,
+            };
 
-        entered(theirs.as_fd(), said).unwrap();
+            entered(theirs.as_fd(), said).unwrap();
 
-        assert_eq!(receive(&ours, SOON).unwrap(), Some(Report::Entered(said)));
+            assert_eq!(receive(&ours, SOON).unwrap(), Some(Report::Entered(said)));
+        }
     }
 
     #[test]
@@ -179,10 +237,10 @@ mod tests {
 
     #[test]
     fn a_failure_names_its_step_and_a_step_that_does_not_exist_is_invalid() {
-        let failed = |step| parse(&[FAILED, step, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0]);
+        let failed = |step| parse(&failure(step));
 
-        assert_eq!(failed(7), Some(Report::Failed("executing the program", 13)));
-        assert_eq!(failed(9), None);
+        assert_eq!(failed(6), Some(Report::Failed("executing the program", 13)));
+        assert_eq!(failed(8), None);
         assert_eq!(parse(&[0; PACKET_BYTES]), None);
     }
 
@@ -193,7 +251,7 @@ mod tests {
         for socket in [&ours, &silent] {
             rustix::net::send(socket, b"0:0:1000:128:1:512", SendFlags::NOSIGNAL).unwrap();
         }
-        let said = [FAILED, 7, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0];
+        let said = failure(7);
         rustix::net::send(&theirs, &said, SendFlags::NOSIGNAL).unwrap();
         drop((theirs, ended));
 

@@ -46,7 +46,7 @@ pub(crate) struct Birth<'a> {
     pub(crate) namespaces: Namespaces,
     /// The folder of the control group to be born in.
     pub(crate) cgroup: Option<BorrowedFd<'a>>,
-    /// Whether it gets ids by a map that a privileged supervisor writes: it leaves its groups and becomes 0 in
+    /// Whether it gets ids by a map that a privileged supervisor writes: it leaves its groups, where it may, and becomes 0 in
     /// there.
     pub(crate) takes_mapped_ids: bool,
 }
@@ -208,20 +208,21 @@ unsafe fn child(inherited: &Inherited<'_>, takes_mapped_ids: bool) -> ! {
         check(heard == 1, 1, report);
         if takes_mapped_ids {
             let none = std::ptr::null::<libc::gid_t>();
-            check(syscall(libc::SYS_setgroups, 0_usize, none) == 0, 2, report);
-            check(syscall(libc::SYS_setresgid, 0, 0, 0) == 0, 3, report);
-            check(syscall(libc::SYS_setresuid, 0, 0, 0) == 0, 3, report);
+            // Refused where whoever made the supervisor's namespace, or the supervisor itself, had to forgo it: told by `enter`.
+            syscall(libc::SYS_setgroups, 0_usize, none);
+            check(syscall(libc::SYS_setresgid, 0, 0, 0) == 0, 2, report);
+            check(syscall(libc::SYS_setresuid, 0, 0, 0) == 0, 2, report);
             // A change of ids takes the signal away (`prctl(2)`).
             check(follow() == 0, 0, report);
         }
-        check(syscall(libc::SYS_setsid) >= 0, 4, report);
-        check(precedence::drop_all(), 8, report);
-        check(syscall(libc::SYS_chdir, c"/".as_ptr()) == 0, 5, report);
+        check(syscall(libc::SYS_setsid) >= 0, 3, report);
+        check(precedence::drop_all(), 7, report);
+        check(syscall(libc::SYS_chdir, c"/".as_ptr()) == 0, 4, report);
         let lay = |from: c_int, to: c_int, flags: c_int| {
             check(
                 syscall(libc::SYS_dup3, from, to, flags)
                     == c_ulong::from(to.cast_unsigned()).cast_signed(),
-                5,
+                4,
                 report,
             );
         };
@@ -232,7 +233,7 @@ unsafe fn child(inherited: &Inherited<'_>, takes_mapped_ids: bool) -> ! {
         lay(inherited.program.as_raw_fd(), PROGRAM, libc::O_CLOEXEC);
         let others = PROGRAM + 1;
         let closed = syscall(libc::SYS_close_range, others, libc::c_uint::MAX, 0);
-        check(closed == 0, 5, DESCRIPTOR);
+        check(closed == 0, 4, DESCRIPTOR);
         let no_signal = 0_u64;
         let unblocked = syscall(
             libc::SYS_rt_sigprocmask,
@@ -241,7 +242,7 @@ unsafe fn child(inherited: &Inherited<'_>, takes_mapped_ids: bool) -> ! {
             std::ptr::null_mut::<u64>(),
             size_of::<u64>(),
         );
-        check(unblocked == 0, 6, DESCRIPTOR);
+        check(unblocked == 0, 5, DESCRIPTOR);
         let arguments = [inherited.name.as_ptr(), std::ptr::null()];
         let environment = [std::ptr::null::<libc::c_char>()];
         syscall(
@@ -252,7 +253,7 @@ unsafe fn child(inherited: &Inherited<'_>, takes_mapped_ids: bool) -> ! {
             environment.as_ptr(),
             libc::AT_EMPTY_PATH,
         );
-        check(false, 7, DESCRIPTOR);
+        check(false, 6, DESCRIPTOR);
         // Not reached: a failed check does not return.
         libc::_exit(NOT_EXECUTED)
     }
@@ -270,7 +271,7 @@ unsafe fn check(went_well: bool, step: u8, report: RawFd) {
     // SAFETY: the errno of this thread is read; the packet lives here and is as long as said.
     unsafe {
         let [a, b, c, d] = (*libc::__errno_location()).to_le_bytes();
-        let packet: [u8; PACKET_BYTES] = [FAILED, step, 0, 0, a, b, c, d, 0, 0, 0, 0];
+        let packet: [u8; PACKET_BYTES] = [FAILED, step, 0, 0, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0];
         libc::syscall(libc::SYS_write, report, packet.as_ptr(), packet.len());
         libc::_exit(NOT_EXECUTED);
     }

@@ -17,7 +17,7 @@ use crate::cell::{
     Bounds, Cell, CgroupBounds, Ids, Missing, Namespace, Namespaces, Part, Parts, Settings,
 };
 use crate::cgroup::Cgroup;
-use crate::ids;
+use crate::ids::{self, Got};
 use crate::limits;
 use crate::precedence;
 use crate::process::MachineProcess;
@@ -105,8 +105,19 @@ pub(crate) struct Entry {
     socket: OwnedFd,
     leave_out: Parts,
     namespaces: Namespaces,
-    ids: Ids,
+    ids: Planned,
     missing: Vec<Missing>,
+}
+
+/// Whose ids a process has, as far as its supervisor knows.
+#[derive(Debug, Clone, Copy)]
+enum Planned {
+    /// Its supervisor's.
+    Supervisors,
+    /// Of a user namespace: this id is its own, if it got it.
+    Mapped(u32, Got),
+    /// It is to take this id, and says what it got.
+    Taken(u32),
 }
 
 /// Starts `program`, an absolute path, as a machine's process whose standard input is `socket`.
@@ -291,7 +302,7 @@ impl Descriptors {
         cgroup: Option<&Cgroup>,
         leave_out: Parts,
         bounds: Bounds,
-    ) -> io::Result<(Born, Ids)> {
+    ) -> io::Result<(Born, Planned)> {
         let has_users = namespaces.contains(Namespace::User);
         let born = spawn(&Birth {
             inherited: Inherited {
@@ -326,7 +337,7 @@ impl Descriptors {
         cgroup: Option<&Cgroup>,
         leave_out: Parts,
         bounds: Bounds,
-    ) -> io::Result<Ids> {
+    ) -> io::Result<Planned> {
         if let Some(cgroup) = cgroup
             && !born.is_in_cgroup
         {
@@ -336,14 +347,14 @@ impl Descriptors {
         precedence::expose_to_oom_killer(born.pid)?;
         let leaves_namespaces = leave_out.contains(Part::Namespaces);
         let mut take_ids = None;
+        let own = ids::own(born.pid);
         let ids = if namespaces.contains(Namespace::User) {
-            ids::map(born.pid)?
+            ids::map(born.pid)?.map_or(Planned::Supervisors, |got| Planned::Mapped(own, got))
         } else if ids::is_root() && !leaves_namespaces {
-            let own = ids::own(born.pid);
             take_ids = Some(own);
-            Ids::Own(own)
+            Planned::Taken(own)
         } else {
-            Ids::Supervisors
+            Planned::Supervisors
         };
         let settings = Settings {
             leave_out,
@@ -393,6 +404,20 @@ impl Entry {
                 why: format!("the host refuses the process a file tree of its own ({error})"),
             });
         }
+        let (ids, lacking) = match self.ids {
+            Planned::Supervisors => (Ids::Supervisors, None),
+            Planned::Mapped(own, got) => (got.ids(own), got.lacking(entered.has_groups)),
+            Planned::Taken(own) => {
+                let got = entered
+                    .got
+                    .ok_or_else(|| StartError::Report(io::ErrorKind::InvalidData.into()))?;
+                (got.ids(own), got.lacking(entered.has_groups))
+            }
+        };
+        missing.extend(lacking.map(|why| Missing {
+            part: Part::Namespaces,
+            why,
+        }));
         let landlock_abi = Some(entered.landlock_abi).filter(|abi| *abi != 0);
         if landlock_abi.is_none() && !self.leave_out.contains(Part::Landlock) {
             missing.push(Missing {
@@ -403,7 +428,7 @@ impl Entry {
         Ok(Some(Cell {
             namespaces: self.namespaces,
             empty_root: entered.root_errno == 0,
-            ids: self.ids,
+            ids,
             cgroup: cgroup.cloned(),
             landlock_abi,
             seccomp: !self.leave_out.contains(Part::Seccomp),

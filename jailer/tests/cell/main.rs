@@ -25,7 +25,7 @@ fn main() {
         supervisor::serve();
         return;
     }
-    let tests: [(&str, fn()); 16] = [
+    let tests: [(&str, fn()); 17] = [
         ("it_has_every_part", walls::it_has_every_part),
         (
             "it_holds_nothing_of_its_supervisors",
@@ -68,6 +68,10 @@ fn main() {
         (
             "a_user_without_privileges_has_a_cell",
             supervisor::a_user_without_privileges_has_a_cell,
+        ),
+        (
+            "a_root_that_may_give_no_ids_has_machines_without",
+            supervisor::a_root_that_may_give_no_ids_has_machines_without,
         ),
         (
             "a_limit_that_is_met_is_named",

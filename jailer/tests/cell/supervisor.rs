@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use sandvmm_jailer::start;
+use sandvmm_jailer::{Ids, start};
 
 use crate::inmate::Order;
 use crate::skip;
@@ -23,6 +23,10 @@ const GIVING_WAY: &str = "giving-way";
 
 /// The one with which its user may have no other process: it says why none was started.
 const ALONE: &str = "alone";
+
+/// How a supervisor says whose ids its machine has.
+const NOBODYS: &str = "nobodys";
+const SUPERVISORS: &str = "supervisors";
 
 /// A user and group that own nothing; and some that run nothing either.
 const NOBODY: u32 = 65534;
@@ -39,12 +43,19 @@ pub(crate) fn serve() {
     let jailed = jailed(options(&[]), Order::Wait);
     let cell = &jailed.cell;
     let cgroup = jailed.process.cgroup().unwrap_or_else(|| Path::new("-"));
+    let missing: Vec<String> = cell.missing.iter().map(ToString::to_string).collect();
     println!(
-        "{} {} {} {}",
+        "{} {} {} {} {} {}",
         jailed.process.id(),
         cgroup.display(),
         cell.namespaces.iter().count(),
-        cell.empty_root
+        cell.empty_root,
+        match cell.ids {
+            Ids::Own(_) => "own",
+            Ids::Nobodys => NOBODYS,
+            _ => SUPERVISORS,
+        },
+        missing.join("; ")
     );
     std::io::stdout().flush().unwrap();
     std::thread::sleep(SOON);
@@ -130,12 +141,139 @@ pub(crate) fn a_user_without_privileges_has_a_cell() {
             "the host refuses user namespaces",
         );
     } else {
-        assert_eq!(words[2..], ["7", "true"]);
+        assert_eq!(words[2..5], ["7", "true", SUPERVISORS]);
+        assert!(!words[5..].join(" ").contains("namespaces"), "{words:?}");
         assert!(has("CapBnd:\t0000000000000000"), "{status}");
     }
     supervisor.kill().unwrap();
     supervisor.wait().unwrap();
     wait_until_gone(&words[0]);
+}
+
+/// A root that may not give its machines ids of their own.
+struct LesserRoot {
+    /// What it lacks.
+    lacks: &'static str,
+    /// The shell's command that makes it so.
+    command: &'static str,
+    /// Whether that needs no other root.
+    can_be_made_by_a_user: bool,
+    /// How many kinds of namespaces its machines have, and whose ids.
+    namespaces: &'static str,
+    ids: &'static str,
+    /// What its machines keep of its ids.
+    keeps: Option<&'static str>,
+}
+
+/// Lets the machines of the program after it have no user namespace.
+const NO_USER_NAMESPACES: &str =
+    r#"sh -c 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"' sh "$@""#;
+
+/// Waits for its ids, of which there are as many as in most containers.
+const CONTAINER: &str = r#"
+    (until echo 0 0 65536 >/proc/$$/uid_map; do sleep 0.01; done 2>/dev/null; echo 0 0 65536 >/proc/$$/gid_map) &
+    exec unshare -U sh -c 'until [ "$(id -u) $(id -g)" = "0 0" ]; do sleep 0.01; done; exec "$@"' sh "#;
+
+const LESSER_ROOTS: [LesserRoot; 7] = [
+    LesserRoot {
+        lacks: "other ids",
+        command: r#"exec unshare -Ur "$@""#,
+        can_be_made_by_a_user: true,
+        namespaces: "7",
+        ids: SUPERVISORS,
+        keeps: Some("user, group"),
+    },
+    LesserRoot {
+        lacks: "other ids, with process numbers of its own",
+        command: r#"exec unshare -Urpf --kill-child --mount-proc "$@""#,
+        can_be_made_by_a_user: true,
+        namespaces: "7",
+        ids: SUPERVISORS,
+        keeps: Some("user, group"),
+    },
+    LesserRoot {
+        lacks: "other ids and user namespaces",
+        command: "exec unshare -Ur ",
+        can_be_made_by_a_user: true,
+        namespaces: "6",
+        ids: SUPERVISORS,
+        keeps: Some("user, group"),
+    },
+    LesserRoot {
+        lacks: "ids for machines",
+        command: CONTAINER,
+        can_be_made_by_a_user: false,
+        namespaces: "7",
+        ids: NOBODYS,
+        keeps: None,
+    },
+    LesserRoot {
+        lacks: "ids for machines, and user namespaces",
+        command: CONTAINER,
+        can_be_made_by_a_user: false,
+        namespaces: "6",
+        ids: NOBODYS,
+        keeps: None,
+    },
+    LesserRoot {
+        lacks: "the capabilities to change user and group",
+        command: r#"exec setpriv --bounding-set=-setuid,-setgid "$@""#,
+        can_be_made_by_a_user: false,
+        namespaces: "7",
+        ids: SUPERVISORS,
+        keeps: Some("user, group"),
+    },
+    LesserRoot {
+        lacks: "the capability to change the group",
+        command: r#"exec setpriv --bounding-set=-setgid "$@""#,
+        can_be_made_by_a_user: false,
+        namespaces: "7",
+        ids: SUPERVISORS,
+        keeps: Some("group"),
+    },
+];
+
+pub(crate) fn a_root_that_may_give_no_ids_has_machines_without() {
+    if !rustix::process::geteuid().is_root() {
+        skip(
+            "a_root_that_may_give_no_ids_has_machines_without",
+            "it needs root to make others of it",
+        );
+        return;
+    }
+    let (_folder, program) = program_for_others();
+    for root in LESSER_ROOTS {
+        let users: &[u32] = if root.can_be_made_by_a_user {
+            &[0, NOBODY]
+        } else {
+            &[0]
+        };
+        // What is done with the program is not said yet where the command ends without it.
+        let end = match (root.command.ends_with(' '), root.namespaces) {
+            (true, "6") => NO_USER_NAMESPACES,
+            (true, _) => r#""$@""#,
+            (false, _) => "",
+        };
+        for user in users {
+            let mut shell = Command::new("sh");
+            shell
+                .args(["-c", &format!("{}{end}", root.command), "sh"])
+                .arg(&program);
+
+            let (mut supervisor, words) = started(shell.uid(*user).gid(*user));
+
+            let case = format!("user {user} as a root without {}: {words:?}", root.lacks);
+            assert!(words.len() >= 5, "{case}");
+            assert_eq!(words[2..5], [root.namespaces, "true", root.ids], "{case}");
+            let missing = words[5..].join(" ");
+            match root.keeps {
+                Some(keeps) => assert!(missing.contains(&format!("keeps: {keeps}")), "{case}"),
+                None => assert!(!missing.contains("keeps"), "{case}"),
+            }
+            supervisor.kill().unwrap();
+            supervisor.wait().unwrap();
+        }
+    }
 }
 
 /// The personality of a process that has not chosen any, as its file has it.

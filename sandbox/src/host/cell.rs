@@ -1,5 +1,6 @@
 //! The cell that a machine's process would have here, by trying.
 
+use std::error::Error;
 use std::time::Duration;
 
 use vmm::control::ControlSocket;
@@ -7,21 +8,34 @@ use vmm::memory::MIN_MEMORY_MIB;
 
 use super::{Check, Status};
 use crate::cell::Cell;
+use crate::crash::Crash;
 use crate::program;
-use crate::text::one_line;
 
 /// How long the process may take until it is in its cell.
 const CELL_LIMIT: Duration = Duration::from_secs(10);
+
+/// Why there is no cell.
+#[derive(Debug)]
+enum NoCell {
+    /// It could not be tried, or not in time: a sandbox may have one all the same.
+    Untried(String),
+    /// A sandbox's process would fare no better.
+    Refused(String),
+}
 
 /// Starts a process in the cell that a machine's would have, and ends it.
 pub(super) fn check() -> (Check, Option<Cell>) {
     const NAME: &str = "Cell";
     let cell = match try_cell() {
         Ok(cell) => cell,
-        Err(why) => {
+        Err(no_cell) => {
+            let (status, why) = match no_cell {
+                NoCell::Untried(why) => (Status::Warning, why),
+                NoCell::Refused(why) => (Status::Missing, why),
+            };
             let check = Check::not_ok(
                 NAME,
-                Status::Warning,
+                status,
                 format!("No process could be put into a cell: {why}"),
                 "see what `run` says",
             );
@@ -42,25 +56,37 @@ pub(super) fn check() -> (Check, Option<Cell>) {
     (check, Some(cell))
 }
 
-fn try_cell() -> Result<Cell, String> {
-    let program = program::find(None).map_err(|error| error.to_string())?;
-    let (_ours, theirs) = ControlSocket::pair().map_err(|error| error.to_string())?;
+fn try_cell() -> Result<Cell, NoCell> {
+    let program = program::find(None).map_err(|error| NoCell::Untried(error.to_string()))?;
+    let (_ours, theirs) =
+        ControlSocket::pair().map_err(|error| NoCell::Untried(error.to_string()))?;
     let bounds = jailer::Bounds {
         memory_mib: MIN_MEMORY_MIB,
         vcpus: 1,
         max_file_bytes: 0,
     };
     let mut process = jailer::start(&program, theirs.into(), jailer::Options::new(bounds))
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| NoCell::Refused(sentence(&error)))?;
     match process.entered(CELL_LIMIT) {
         Ok(Some(cell)) => Ok(cell),
         Ok(None) => {
-            process.end();
+            // It has said that it gives up before it says why: its last words are complete when it has ended.
+            let end = process.wait_timeout(CELL_LIMIT);
             process.read_stderr();
-            Err(one_line(&process.stderr_tail()))
+            let said = Crash::from_process(end, &process.stderr_tail());
+            Err(NoCell::Refused(said.to_string()))
         }
-        Err(error) => Err(error.to_string()),
+        Err(error @ jailer::StartError::Silent { .. }) => Err(NoCell::Untried(error.to_string())),
+        Err(error) => Err(NoCell::Refused(sentence(&error))),
     }
+}
+
+/// An error and its source.
+fn sentence(error: &jailer::StartError) -> String {
+    let source = error
+        .source()
+        .map_or_else(String::new, |source| format!(": {source}"));
+    format!("{error}{source}")
 }
 
 fn in_words(cell: &Cell) -> String {
