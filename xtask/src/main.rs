@@ -31,6 +31,9 @@ use image::Variant;
 use progress::Progress;
 use workspace::Workspace;
 
+/// `--timeout` of a run in an emulated host: the default of 30 s, twenty times.
+const EMULATED_TIMEOUT: &str = "10m";
+
 fn main() -> ExitCode {
     match perform(Arguments::parse().task) {
         Ok(code) => ExitCode::from(code),
@@ -102,16 +105,35 @@ fn run(arguments: Vec<OsString>, progress: &Progress) -> Result<u8, Box<dyn Erro
     let workspace = Workspace::find()?;
     setup::setup(&workspace, &Cache::open()?, progress)?;
     setup::build_command(&workspace, progress)?;
+    let mut command: Vec<OsString> = vec!["sandvmm".into(), "run".into()];
+    if !host::is_here() {
+        progress.say(
+            "No hardware virtualization here: booting an emulated KVM host, where a run takes seconds",
+        );
+        command.extend(emulated_timeout(&arguments));
+    }
+    command.extend(arguments);
     let command = HostCommand {
-        command: ["sandvmm".into(), "run".into()]
-            .into_iter()
-            .chain(arguments)
-            .collect(),
+        command,
         environment: Vec::new(),
         count_instructions: false,
         resident: Vec::new(),
     };
     Ok(command.run(&workspace, progress)?)
+}
+
+/// The options that give a run in an emulated host its time, unless `arguments` have a time-out of their own: the default of `sandvmm
+/// run` is for hardware, and of the run alone a busy machine's emulation may need more.
+fn emulated_timeout(arguments: &[OsString]) -> Vec<OsString> {
+    let is_timeout = |argument: &OsString| {
+        let bytes = argument.as_encoded_bytes();
+        bytes == b"--timeout" || bytes.starts_with(b"--timeout=")
+    };
+    let mut options = arguments.iter().take_while(|argument| *argument != "--");
+    if options.any(is_timeout) {
+        return Vec::new();
+    }
+    vec!["--timeout".into(), EMULATED_TIMEOUT.into()]
 }
 
 /// A result on standard output. What was done is done, also where nobody reads of it.
@@ -134,5 +156,27 @@ fn exit_code(error: &(dyn Error + 'static)) -> u8 {
         Some(HostError::NotRun { code, .. }) => *code,
         Some(_) => EXIT_HOST_FAILED,
         None => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(words: &[&str]) -> Vec<OsString> {
+        words.iter().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn an_emulated_run_has_more_time_unless_it_names_its_own() {
+        let given = ["--timeout", EMULATED_TIMEOUT].map(OsString::from);
+
+        assert_eq!(emulated_timeout(&arguments(&["-q", "x.py"])), given);
+        assert_eq!(
+            emulated_timeout(&arguments(&["--", "x", "--timeout"])),
+            given
+        );
+        assert!(emulated_timeout(&arguments(&["--timeout", "5s", "x.py"])).is_empty());
+        assert!(emulated_timeout(&arguments(&["--timeout=0", "x.py"])).is_empty());
     }
 }

@@ -18,11 +18,9 @@ pub(super) const MAX_S: u32 = 30 * 60;
 /// Tests of one batch in an emulated host: so few that hosts beside each other end at nearly the same time, so many that the boot of
 /// a host for each costs little.
 const TESTS_MAX: usize = 20;
-/// How often a batch goes on in a new emulated host when the one before died, and how often a test that failed in one is run in all:
-/// where its QEMU could not be mended ([`crate::host`]), guests hang there, and the host's kernel dies. What is run again is named in
-/// the output.
+/// How often a batch goes on in a new emulated host when the one before died: where its QEMU could not be mended
+/// ([`crate::host`]), the host's kernel may die. What is run again is named in the output; a test that failed is not.
 const HOST_DEATHS_MAX: u32 = 1;
-const TRIES_MAX: u32 = 2;
 /// Exit code of timeout(1) for a command that it ended.
 const EXIT_TIMED_OUT: u8 = 124;
 
@@ -121,7 +119,6 @@ impl Batch<'_> {
     ) -> Result<(), MachineTestsError> {
         let mut verdicts = Verdicts::new();
         let mut host_deaths = 0;
-        let mut tries = 1;
         let code = loop {
             let (result, output) = self.command(&verdicts).watch(showing, workspace, progress);
             verdicts.extend(verdict::in_output(&String::from_utf8_lossy(&output)));
@@ -134,19 +131,7 @@ impl Batch<'_> {
                         self.left(&verdicts).join(", ")
                     ));
                 }
-                other => {
-                    let code = other?;
-                    let failed = verdict::failed(&verdicts);
-                    if failed.is_empty() || tries == TRIES_MAX || host::is_here() {
-                        break code;
-                    }
-                    tries += 1;
-                    progress.say(&format!(
-                        "Failed, and tried again on a new emulated host: {}",
-                        failed.join(", ")
-                    ));
-                    verdicts.retain(|_, verdict| *verdict != Verdict::Failed);
-                }
+                other => break other?,
             }
         };
         if code == EXIT_TIMED_OUT {
