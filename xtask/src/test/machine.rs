@@ -12,6 +12,7 @@ use super::batch::{self, Batch, TestProgram};
 use crate::cache::{Cache, CacheError};
 use crate::host::{HostError, Showing};
 use crate::image::{self, ImageError, Variant};
+use crate::kernel::{self, KernelError};
 use crate::packages::{self, Need, PackageError};
 use crate::progress::Progress;
 use crate::setup::{self, SetupError};
@@ -33,6 +34,14 @@ const NEEDS: [Need; 12] = [
     Need::new("python3", "python3"),
     Need::new("/usr/lib/python3/dist-packages/h2", "python3-h2"),
 ];
+/// What runs on a KVM host: the whole-machine tests, and the tests of other packages that are to show something of a KVM that hardware
+/// serves, and of a host with control groups. Each is the arguments for cargo.
+const PROGRAMS: [&[&str]; 3] = [
+    &["--package", MACHINE_TESTS],
+    &["--package", "sandvmm-jailer", "--test", "cell"],
+    &["--package", "sandvmm-vmm", "--test", "bare_metal"],
+];
+
 /// Why the whole-machine tests were not run, or not all.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MachineTestsError {
@@ -42,6 +51,9 @@ pub(super) enum MachineTestsError {
     /// No kernel, image, agent or command.
     #[error(transparent)]
     Setup(#[from] SetupError),
+    /// No kernel.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
     /// No image with the standard library's tests.
     #[error(transparent)]
     Image(#[from] ImageError),
@@ -75,12 +87,23 @@ pub(super) fn run(
     let programs = build()?;
     let cache = Cache::open()?;
     let data = setup::setup(workspace, &cache, progress)?;
+    let bzimage = kernel::build(&cache, progress)?.with_file_name("bzImage");
     let image = image::build(Variant::WithTests, &cache, progress)?;
     let clients = image::build(Variant::WithClients, &cache, progress)?;
     setup::build_command(workspace, progress)?;
+    if filters.is_empty() {
+        // What all that follows goes through; it is called here, and not on the host.
+        super::check(
+            cargo()
+                .args(["test", "--package", "xtask", "--test", "host"])
+                .args(["--", "--ignored"]),
+        )
+        .map_err(MachineTestsError::Failed)?;
+    }
     let scratch = Scratch::create()?;
     let variables = [
         ("SANDVMM_HOME", data.path()),
+        ("SANDVMM_TEST_BZIMAGE", &bzimage),
         ("SANDVMM_TEST_ROOTFS", &image),
         ("SANDVMM_TEST_CLIENTS_ROOTFS", &clients),
         // The tests look for what is left behind: nobody else may leave anything there.
@@ -167,25 +190,23 @@ struct Artifact {
 
 /// Builds the tests and returns their programs.
 fn build() -> Result<Vec<PathBuf>, MachineTestsError> {
-    let mut build = cargo();
-    build.args([
-        "test",
-        "--no-run",
-        "--quiet",
-        "--message-format",
-        "json",
-        "--package",
-        MACHINE_TESTS,
-    ]);
-    let messages = tool::run(&mut build)?;
-    let programs: Vec<PathBuf> = String::from_utf8_lossy(&messages)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Artifact>(line).ok()?.executable)
-        .collect();
-    if programs.is_empty() {
-        return Err(MachineTestsError::Skipped(format!(
-            "{MACHINE_TESTS} has none"
-        )));
+    let mut programs = Vec::new();
+    for arguments in PROGRAMS {
+        let mut build = cargo();
+        build
+            .args(["test", "--no-run", "--quiet", "--message-format", "json"])
+            .args(arguments);
+        let messages = tool::run(&mut build)?;
+        let before = programs.len();
+        programs.extend(
+            String::from_utf8_lossy(&messages)
+                .lines()
+                .filter_map(|line| serde_json::from_str::<Artifact>(line).ok()?.executable),
+        );
+        if programs.len() == before {
+            let reason = format!("{} has none", arguments.join(" "));
+            return Err(MachineTestsError::Skipped(reason));
+        }
     }
     Ok(programs)
 }
