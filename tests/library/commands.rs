@@ -16,6 +16,10 @@ pub(crate) const TESTS: &[Test] = &[
         "a_killed_command_takes_all_with_it_that_it_started",
         killed_tree,
     ),
+    (
+        "a_command_that_ends_takes_all_with_it_that_it_started",
+        ended_tree,
+    ),
     ("a_detached_command_goes_on_and_is_attached_again", detached),
 ];
 
@@ -115,6 +119,26 @@ fn killed_tree() {
     let until = Instant::now() + Duration::from_secs(60);
     while left(&sandbox) != "0" {
         assert!(Instant::now() < until);
+    }
+}
+
+fn ended_tree() {
+    let sandbox = machine();
+    for (end, outcome) in [
+        ("exit 3", Outcome::Exited(3)),
+        ("kill -15 $$", Outcome::Signaled(15)),
+    ] {
+        let mut command = sandbox.command("sh");
+        // What it leaves has closed the command's streams, so that nothing but its control group tells whose it is.
+        command.arg("-c").arg(format!(
+            "setsid sh -c 'trap \"\" TERM; (sleep 1001 &); sleep 1002' > /dev/null 2>&1 & \
+             until [ $(cat /proc/[0-9]*/comm | grep -cx sleep) = 2 ]; do :; done; {end}"
+        ));
+
+        let ended = command.spawn().unwrap().wait();
+
+        assert_eq!(ended.outcome, outcome);
+        assert_eq!(left(&sandbox), "0", "{end}");
     }
 }
 

@@ -213,6 +213,23 @@ fn memory_around_the_mmio_hole_works() {
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
+fn a_compressed_kernel_boots_as_the_plain_one_does() {
+    let kernel = std::env::var_os("SANDVMM_TEST_BZIMAGE").expect("xtask names the bzImage");
+    let plain = run(["--", "uname", "-rv"]).done().expect(0);
+
+    for options in [["--cpus", "1"], ["--cpus", "2"], ["--memory", "4G"]] {
+        let ran = run(["--kernel"])
+            .arg(&kernel)
+            .args(options)
+            .args(["--", "uname", "-rv"])
+            .done()
+            .expect(0);
+        assert_eq!(ran.text(), plain.text(), "{options:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
 fn ext4_and_squashfs_images_are_found_out_by_the_guest() {
     let folder = tempfile::tempdir().unwrap();
     let tree = folder.path().join("tree");

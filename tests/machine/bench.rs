@@ -12,6 +12,22 @@ fn a_boot_is_measured_phase_by_phase() {
     let text = sandvmm(["bench", "boot", "-n", "2"]).done().expect(0);
 
     assert_eq!(json["runs"], 2, "{json}");
+    let phases = json["phases"].as_array().unwrap();
+    let medians: Vec<u64> = phases
+        .iter()
+        .map(|phase| phase["reached_us"]["p50"].as_u64().unwrap())
+        .collect();
+    assert!(medians.len() >= 6, "{json}");
+    assert!(
+        medians.iter().is_sorted() && medians.last() > Some(&0),
+        "{json}"
+    );
+    for phase in phases {
+        let reached = &phase["reached_us"];
+        assert!(reached["p95"].as_u64() >= reached["p50"].as_u64(), "{json}");
+        // Of so few runs there is no such percentile.
+        assert!(reached["p99"].is_null(), "{json}");
+    }
     for word in ["p50", "vCPU", "init", "agent", "output", "exit", "gone"] {
         assert!(text.text().contains(word), "{word}: {}", text.text());
     }

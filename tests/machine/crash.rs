@@ -46,6 +46,11 @@ fn a_guest_that_restarts_itself_is_a_crash() {
 ctypes.CDLL(None).reboot(0x1234567)";
     let ran = run(["-u", "root", "-c", program]).done().expect(125);
     assert_eq!(ran.stderr.lines().count(), 1, "{ran:?}");
+    let json = run(["--json", "-u", "root", "-c", program])
+        .done()
+        .expect(125)
+        .json();
+    assert_eq!(json["reason"], "vm_crash", "{json}");
 }
 
 #[test]
@@ -114,11 +119,43 @@ fn a_kernel_that_does_nothing_is_ended_by_the_time_out() {
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn an_agent_that_root_kills_off_is_a_crash() {
-    // Root in the guest may do as it likes to its own guest, also end it; the host must notice.
-    let program = "import os, time
+    // Root in the guest may do as it likes to its own guest, also overwrite the agent's code; the host must notice.
+    let program = "import re
 print('before', flush=True)
-open('/proc/sysrq-trigger', 'w').write('c') if os.path.exists('/proc/sysrq-trigger') else __import__('ctypes').CDLL(None).reboot(0x1234567)
+with open('/proc/1/maps') as maps, open('/proc/1/mem', 'r+b', buffering=0) as memory:
+    for line in maps:
+        start, end = (int(number, 16) for number in re.match('([0-9a-f]+)-([0-9a-f]+)', line).groups())
+        if ' r-xp ' in line and '[' not in line:
+            memory.seek(start)
+            memory.write(bytes(end - start))
+";
+    let ran = run(["--json", "-u", "root", "-c", program])
+        .done()
+        .expect(125);
+
+    let json = ran.json();
+    assert_eq!(json["reason"], "vm_crash", "{json}");
+    assert_eq!(json["stdout"], "before\n", "{json}");
+    let message = json["message"].as_str().unwrap();
+    assert!(message.contains("init"), "{message}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn an_agent_that_root_holds_still_is_ended_by_the_time_out() {
+    // PTRACE_SEIZE and PTRACE_INTERRUPT: init can't be stopped by a signal.
+    let program = "import ctypes, time
+print('before', flush=True)
+time.sleep(1)
+libc = ctypes.CDLL(None, use_errno=True)
+for request in (0x4206, 0x4207):
+    if libc.ptrace(request, 1, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), 'ptrace')
 time.sleep(1000)";
-    let ran = run(["-u", "root", "-c", program]).done().expect(125);
+    let ran = run(["--timeout", "20s", "-u", "root", "-c", program])
+        .done()
+        .expect(124);
+
     assert_eq!(ran.text(), "before\n");
+    assert!(ran.wall.as_secs() < 60, "{ran:?}");
 }

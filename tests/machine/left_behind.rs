@@ -20,14 +20,36 @@ fn signal(pid: u32, signal: Signal) {
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn interrupt_terminate_and_hang_up_end_the_machine_at_once() {
-    for (sent, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
-        let mut machine = running();
+    /// How long "at once" may take here: a run's own end takes a tenth of it on an emulated processor.
+    const AT_ONCE: Duration = Duration::from_secs(10);
+    for (sent, code) in [
+        (Signal::INT, 130),
+        (Signal::TERM, 143),
+        (Signal::HUP, 129),
+        (Signal::QUIT, 131),
+    ] {
+        let mut machine = Background::run([
+            "--timeout",
+            "0",
+            "--",
+            "sh",
+            "-c",
+            "trap '' INT TERM HUP QUIT; echo up; while :; do echo more; done",
+        ]);
+        machine.wait_for_output("up\n");
         let processes = machine.machines();
         assert_eq!(processes.len(), 1);
 
+        // Nobody reads what it writes, and it heeds no signal.
+        let sent_at = Instant::now();
         signal(machine.child().id(), sent);
 
         assert_eq!(machine.wait(), Some(code));
+        assert!(
+            sent_at.elapsed() < AT_ONCE,
+            "{sent:?}: {:?}",
+            sent_at.elapsed()
+        );
         assert!(
             !is_alive(processes[0]),
             "the machine's process outlived the command"
@@ -285,4 +307,16 @@ fn a_user_who_may_not_open_kvm_is_told_and_leaves_nothing() {
     assert_eq!(output.status.code(), Some(125), "{said}");
     assert!(said.contains("/dev/kvm may not be opened"), "{said}");
     assert_eq!(count(), before);
+    let doctor = nobodys
+        .command()
+        .args(["doctor", "--json"])
+        .output()
+        .unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    assert_eq!(doctor.status.code(), Some(1), "{json}");
+    assert_eq!(json["can_run"], false, "{json}");
+    assert_eq!(
+        format!("sandvmm: {}\n", json["message"].as_str().unwrap()),
+        said
+    );
 }

@@ -10,6 +10,7 @@
 
 mod bad_input;
 mod bench;
+mod cell;
 mod clients;
 mod crash;
 mod doctor;

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 /// How much the command and the machine's process may grow, in KiB, while nobody reads and while a GiB passes. The guest's memory is a part of the
 /// machine's process, and comes in huge pages of 2 MiB as the guest touches it: a page here, a page there.
 const RESTING_KIB_MAX: [u64; 2] = [1 << 10, 16 << 10];
-const BUSY_KIB_MAX: [u64; 2] = [8 << 10, 96 << 10];
+pub(crate) const BUSY_KIB_MAX: [u64; 2] = [8 << 10, 96 << 10];
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
@@ -228,4 +228,36 @@ fn a_closed_standard_error_ends_only_who_writes_to_it() {
         machine.child().try_wait().unwrap().is_some()
     });
     assert!(all.is_empty() || all == "1\n", "{all:?}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn verbose_adds_the_kernels_words_and_the_phases_and_quiet_takes_all_of_sandvmms() {
+    let verbose = run(["-v", "--", "echo", "out"]).done().expect(0);
+    let timed_out = run([
+        "-q",
+        "--timeout",
+        "10s",
+        "--",
+        "sh",
+        "-c",
+        "echo out; sleep 1000",
+    ])
+    .done()
+    .expect(124);
+    let told = run(["--timeout", "10s", "--", "sh", "-c", "echo out; sleep 1000"])
+        .done()
+        .expect(124);
+
+    for ran in [&verbose, &timed_out, &told] {
+        assert_eq!(ran.text(), "out\n", "{ran:?}");
+    }
+    assert!(verbose.stderr.contains("Linux version"), "{verbose:?}");
+    for phase in ["vCPU running", "agent ready", "first output"] {
+        let lines = verbose.stderr.lines();
+        let count = lines.filter(|line| line.contains(phase)).count();
+        assert_eq!(count, 1, "{phase}: {verbose:?}");
+    }
+    assert_eq!(timed_out.stderr, "");
+    assert_eq!(told.stderr.lines().count(), 1, "{told:?}");
 }

@@ -66,3 +66,27 @@ fn the_standard_librarys_own_tests_pass_as_on_the_host() {
 
     assert!(ran.text().contains("All 13 tests OK."), "{}", ran.text());
 }
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn the_examples_do_what_their_first_lines_say() {
+    let example = |name: &str| format!("{}/../examples/{name}", env!("CARGO_MANIFEST_DIR"));
+
+    let run = |options: &[&str]| run(["--timeout", "120s"]).args(options);
+
+    let hello = run(&[]).arg(example("hello.py")).done().expect(0);
+    let pi = run(&[]).arg(example("pi.sh")).arg("50").done().expect(0);
+    let words = run(&["-i"])
+        .arg(example("wordcount.py"))
+        .arg("2")
+        .stdin("To be, or not to be: that is the question\nwhether to be\n")
+        .done()
+        .expect(0);
+
+    assert_eq!(hello.text(), "hello from inside a microVM\n");
+    assert_eq!(
+        pi.text(),
+        "3.14159265358979323846264338327950288419716939937510\n"
+    );
+    assert_eq!(words.text(), "       3 to\n       3 be\n");
+}

@@ -8,7 +8,7 @@ use pty_process::Size;
 use pty_process::blocking::{Command, Pty, open};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::termios::LocalModes;
-use sandvmm_tests::eventually;
+use sandvmm_tests::{children_of, eventually};
 
 /// A terminal with the command in it, and what it has shown that no test has looked for yet.
 struct Screen {
@@ -19,10 +19,14 @@ struct Screen {
 
 impl Screen {
     fn new(size: Size, args: &[&str]) -> Self {
+        Self::limited(size, "120s", args)
+    }
+
+    fn limited(size: Size, timeout: &str, args: &[&str]) -> Self {
         let (pty, pts) = open().unwrap();
         pty.resize(size).unwrap();
         let child = Command::new("sandvmm")
-            .args(["run", "--timeout", "120s", "-t"])
+            .args(["run", "--timeout", timeout, "-t"])
             .args(args)
             .spawn(pts)
             .unwrap();
@@ -107,14 +111,16 @@ except KeyboardInterrupt:
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn the_terminal_is_restored_however_the_run_ends() {
-    for ending in ["exit", "kill", "term"] {
+    for ending in ["exit", "kill", "term", "hang up", "time-out", "crash"] {
         let program = match ending {
             "exit" => "sleep 1; echo up; read x",
             "kill" => "sleep 1; echo up; read x; kill -9 $$",
             _ => "sleep 1; echo up; sleep 1000",
         };
+        let timeout = if ending == "time-out" { "25s" } else { "120s" };
         // Taken before the command can have changed anything: it boots a machine first.
-        let mut screen = Screen::new(Size::new(24, 80), &["--", "sh", "-c", program]);
+        let args = ["--", "sh", "-c", program];
+        let mut screen = Screen::limited(Size::new(24, 80), timeout, &args);
         let before = rustix::termios::tcgetattr(&screen.pty).unwrap();
         assert!(
             before
@@ -128,19 +134,23 @@ fn the_terminal_is_restored_however_the_run_ends() {
                 .local_modes
                 .intersects(LocalModes::ICANON | LocalModes::ECHO)
         );
-        if ending == "term" {
-            let pid = Pid::from_raw(screen.child.id().try_into().unwrap()).unwrap();
-            kill_process(pid, Signal::TERM).unwrap();
-        } else {
-            screen.pty.write_all(b"\r").unwrap();
+        let send = |pid: u32, signal| {
+            kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
+        };
+        match ending {
+            "term" => send(screen.child.id(), Signal::TERM),
+            "hang up" => send(screen.child.id(), Signal::HUP),
+            "crash" => send(children_of(screen.child.id())[0], Signal::KILL),
+            "time-out" => {}
+            _ => screen.pty.write_all(b"\r").unwrap(),
         }
         eventually(Duration::from_secs(60), "the run ends", || {
             screen.child.try_wait().unwrap().is_some()
         });
 
         let after = rustix::termios::tcgetattr(&screen.pty).unwrap();
-        assert_eq!(after.local_modes, before.local_modes, "{ending}");
-        assert_eq!(after.input_modes, before.input_modes, "{ending}");
+        // All of it: modes of all four kinds, special characters, speeds.
+        assert_eq!(format!("{after:?}"), format!("{before:?}"), "{ending}");
     }
 }
 
