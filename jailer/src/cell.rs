@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// A part of the cell that can be left out, each by its name. What is not named here is always on: the empty
-/// environment, the closed descriptors, no privileges, no way to gain any, no core dump, no debugger, limits.
+/// environment, the closed descriptors, no privileges, no way to gain any, no core dump, limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Part {

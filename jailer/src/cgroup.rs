@@ -4,9 +4,13 @@
 //! the supervisor's to use; for root, at last, at the top. It is made before its process, and removed after it. A supervisor
 //! that was killed removes nothing: the next start on the host that comes by, of any supervisor, does, while its own machine's process
 //! is on its way; or before, where what was left is in the way of the new one.
+//!
+//! Whose supervisor lives is said by a lock that it holds on the group's folder, and that goes with it: supervisors in different
+//! containers, which may share a parent, do not see each other's process numbers, and a number is another process's in each. What can't be
+//! locked can't be judged, and stays.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -62,10 +66,18 @@ const PREFIX: &str = "sandvmm-";
 const REMOVE_TRIES: u32 = 200;
 const REMOVE_WAIT: Duration = Duration::from_millis(5);
 
+/// How many groups are made until one is kept: each but the last was another's already, or was taken for one that was left.
+const MAKE_TRIES: u32 = 16;
+
+/// How often, and how long apart, a lock on a new group is tried. Whoever looks after groups that were left has it for an instant.
+const LOCK_TRIES: u32 = 20;
+const LOCK_WAIT: Duration = Duration::from_millis(1);
+
 /// A machine's group; dropping it removes it.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     path: PathBuf,
+    /// Locked, as long as its supervisor lives.
     folder: File,
     bounds: CgroupBounds,
 }
@@ -98,16 +110,8 @@ impl Cgroup {
 
     fn below(parent: &Path, bounds: Bounds) -> io::Result<Self> {
         delegate(parent)?;
-        let path = parent.join(new_name()?);
-        make(parent, &path)?;
+        let (path, folder) = make(parent)?;
         // From here on, whatever fails removes it.
-        let folder = match File::open(&path) {
-            Ok(folder) => folder,
-            Err(error) => {
-                let _ = fs::remove_dir(&path);
-                return Err(error);
-            }
-        };
         let mut group = Self {
             path,
             folder,
@@ -289,17 +293,53 @@ fn names(list: &str, controller: &str) -> bool {
     list.split_whitespace().any(|one| one == controller)
 }
 
-/// Makes a group's folder. Groups that were left behind count for the parent's `cgroup.max.descendants`, and are swept where that keeps
-/// the new one from being made.
-fn make(parent: &Path, path: &Path) -> io::Result<()> {
-    match fs::create_dir(path) {
-        // What the kernel says to one group too many, here or above, and to one too deep, of which no sweep makes less.
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            sweep(parent);
-            fs::create_dir(path)
+/// Makes a group's folder, and opens and locks it. Groups that were left behind count for the parent's `cgroup.max.descendants`, and are
+/// swept where that keeps the new one from being made.
+fn make(parent: &Path) -> io::Result<(PathBuf, File)> {
+    let mut has_swept = false;
+    for _ in 0..MAKE_TRIES {
+        let path = parent.join(new_name()?);
+        match fs::create_dir(&path) {
+            Ok(()) => {}
+            // What the kernel says to one group too many, here or above, and to one too deep, of which no sweep makes less.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !has_swept => {
+                sweep(parent);
+                has_swept = true;
+                continue;
+            }
+            // A supervisor in another namespace has the same number, and began at the same time.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(error) => return Err(error),
         }
-        made => made,
+        if let Some(folder) = hold(&path)? {
+            return Ok((path, folder));
+        }
     }
+    Err(io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        "each one that was made is another's, or was swept at once",
+    ))
+}
+
+/// Opens and locks a group that was just made; `None` where it was swept meanwhile.
+fn hold(path: &Path) -> io::Result<Option<File>> {
+    let folder = match File::open(path) {
+        Ok(folder) => folder,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            let _ = fs::remove_dir(path);
+            return Err(error);
+        }
+    };
+    for _ in 0..LOCK_TRIES {
+        match folder.try_lock() {
+            // Somebody who keeps it keeps it from being swept, too.
+            Err(TryLockError::WouldBlock) => thread::sleep(LOCK_WAIT),
+            // Where it can't be locked, nobody sweeps it.
+            Ok(()) | Err(TryLockError::Error(_)) => break,
+        }
+    }
+    Ok(path.exists().then_some(folder))
 }
 
 /// Removes the groups of machines whose supervisor is gone. A group that still has a process is left to the next.
@@ -308,13 +348,17 @@ fn sweep(parent: &Path) {
         return;
     };
     for entry in entries.flatten() {
-        if owner(&entry.file_name()).is_some_and(|(pid, start)| start_of(pid) != Some(start)) {
+        if is_machines(&entry.file_name())
+            && let Ok(folder) = File::open(entry.path())
+            && folder.try_lock().is_ok()
+        {
+            // Before the lock is given up: else it might be another's by then.
             let _ = fs::remove_dir(entry.path());
         }
     }
 }
 
-/// `sandvmm-PID-START-NUMBER`: the supervisor, when it began, and how many machines it has made.
+/// `sandvmm-PID-START-NUMBER`: the supervisor, when it began, and how many machines it has made. It is for whoever looks, and unlike others.
 fn new_name() -> io::Result<String> {
     static MADE: AtomicU32 = AtomicU32::new(0);
     static START: OnceLock<Option<u64>> = OnceLock::new();
@@ -326,12 +370,13 @@ fn new_name() -> io::Result<String> {
     Ok(format!("{PREFIX}{pid}-{start}-{number}"))
 }
 
-/// The supervisor of a machine's group and when it began, from the group's name.
-fn owner(name: &OsStr) -> Option<(u32, u64)> {
-    let mut numbers = name.to_str()?.strip_prefix(PREFIX)?.split('-');
-    let owner = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
-    numbers.next()?.parse::<u32>().ok()?;
-    numbers.next().is_none().then_some(owner)
+/// Whether a group of this name is a machine's.
+fn is_machines(name: &OsStr) -> bool {
+    let numbers = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+    numbers.is_some_and(|numbers| {
+        let numbers: Vec<&str> = numbers.split('-').collect();
+        numbers.len() == 3 && numbers.iter().all(|number| number.parse::<u64>().is_ok())
+    })
 }
 
 /// When a process began, in clock ticks since the host's boot (field 22 of `/proc/PID/stat`); `None` where there is none.
@@ -350,11 +395,93 @@ mod tests {
     fn a_groups_name_tells_its_supervisor_and_when_it_began() {
         let name = new_name().unwrap();
 
-        let (pid, start) = owner(OsStr::new(&name)).unwrap();
-
-        assert_eq!(pid, std::process::id());
-        assert_eq!(start_of(pid), Some(start));
+        let pid = std::process::id();
+        let start = start_of(pid).unwrap();
+        assert!(
+            name.starts_with(&format!("sandvmm-{pid}-{start}-")),
+            "{name}"
+        );
+        assert!(is_machines(OsStr::new(&name)));
         assert_ne!(new_name().unwrap(), name);
+    }
+
+    /// Whether a group is gone after some sweeps: a process that another test is just making has a copy of every descriptor for a moment.
+    fn is_swept(parent: &Path, group: &Path) -> bool {
+        (0..1000).any(|_| {
+            sweep(parent);
+            thread::sleep(LOCK_WAIT);
+            !group.exists()
+        })
+    }
+
+    #[test]
+    fn a_group_is_swept_when_nobody_holds_it_whatever_its_number_is() {
+        let parent = tempfile::tempdir().unwrap();
+        let left = |name: &str| {
+            let path = parent.path().join(name);
+            fs::create_dir(&path).unwrap();
+            path
+        };
+        // Supervisors of another namespace: no process has this number here; or one has that began at the same time.
+        let theirs = left(&format!("{PREFIX}{}-1-0", u32::MAX));
+        let own = left(&new_name().unwrap());
+        let others = left("user.slice");
+        let held = File::open(&theirs).unwrap();
+        held.try_lock().unwrap();
+
+        sweep(parent.path());
+
+        assert!(theirs.exists() && others.exists());
+        assert!(!own.exists());
+        drop(held);
+        assert!(is_swept(parent.path(), &theirs));
+    }
+
+    #[test]
+    fn a_new_group_is_held_until_it_is_let_go_of() {
+        let parent = tempfile::tempdir().unwrap();
+
+        let (path, folder) = make(parent.path()).unwrap();
+
+        sweep(parent.path());
+        assert!(path.exists());
+        drop(folder);
+        assert!(is_swept(parent.path(), &path));
+        assert!(hold(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_new_group_that_somebody_else_has_locked_is_used_all_the_same() {
+        let parent = tempfile::tempdir().unwrap();
+        let theirs = File::open(parent.path()).unwrap();
+        theirs.try_lock().unwrap();
+
+        let folder = hold(parent.path()).unwrap();
+
+        assert!(folder.is_some());
+    }
+
+    #[test]
+    fn groups_that_are_made_while_others_sweep_are_kept() {
+        let parent = tempfile::tempdir().unwrap();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        sweep(parent.path());
+                    }
+                });
+            }
+            let made: Vec<_> = (0..500).map(|_| make(parent.path())).collect();
+            is_over.store(true, Ordering::Relaxed);
+
+            for group in made {
+                let (path, _held) = group.unwrap();
+                assert!(path.exists(), "{}", path.display());
+            }
+        });
     }
 
     #[test]
@@ -367,7 +494,7 @@ mod tests {
             "sandvmm-1-1-1-1",
             "user.slice",
         ] {
-            assert_eq!(owner(OsStr::new(name)), None, "{name}");
+            assert!(!is_machines(OsStr::new(name)), "{name}");
         }
     }
 

@@ -67,12 +67,12 @@ pub fn enter() -> Result<Inside, EnterError> {
         -1
     };
     step("no new privileges", rustix::thread::set_no_new_privs(true))?;
-    let got = step(
+    let dropped = step(
         "dropping privileges",
         privileges::drop_all(settings.take_ids),
     )?;
     // Known only now: the limit of processes is the machine's alone where its user is.
-    let counts_alone = got.is_some_and(|got| got.user == Whose::Own)
+    let counts_alone = dropped.got.is_some_and(|got| got.user == Whose::Own)
         || settings.namespaces.contains(Namespace::User) && kernel_is(COUNTS_BY_NAMESPACE);
     step("limits", rlimits::set(settings.bounds, counts_alone))?;
     // A change of ids has taken it away.
@@ -80,7 +80,8 @@ pub fn enter() -> Result<Inside, EnterError> {
         "the death signal",
         set_parent_process_death_signal(Some(Signal::KILL)),
     )?;
-    // No core dump of guest memory, no debugger of the same user, and `/proc/PID` is root's.
+    // No core dump of guest memory, and `/proc/PID` is root's. It keeps the same user's debuggers away where that user does not own a user
+    // namespace that this process is in: the owner may trace it all the same.
     step(
         "not dumpable",
         set_dumpable_behavior(DumpableBehavior::NotDumpable),
@@ -95,8 +96,9 @@ pub fn enter() -> Result<Inside, EnterError> {
     let entered = Entered {
         root_errno,
         landlock_abi,
-        got,
+        got: dropped.got,
         has_groups: privileges::has_groups(),
+        keeps_bounding_set: dropped.keeps_bounding_set,
     };
     // A supervisor that does not listen is one that died, or does not need to know.
     let _ = report::entered(report.as_fd(), entered);

@@ -1,4 +1,4 @@
-//! What a machine's process says when it ends in an unforeseen way: a forbidden system call, a panic, a signal that
+//! What a machine's process says when it ends in an unforeseen way: a forbidden system call, a fault, a panic, a signal that
 //! asks it to end. All of it goes to its standard error, whose end the supervisor keeps.
 
 use std::fmt::Write as _;
@@ -17,6 +17,18 @@ const PANICKED: libc::c_int = 101;
 /// What stands before the number of a forbidden system call.
 const FORBIDDEN_CALL: &[u8] = b"Forbidden system call ";
 
+/// What a process is ended by whose instructions do what can't be done. Rust's own handler of the first two makes calls that the filters
+/// forbid: what it does would be told in place of what happened.
+const FAULTS: [(libc::c_int, &[u8]); 4] = [
+    (libc::SIGSEGV, b"SIGSEGV"),
+    (libc::SIGBUS, b"SIGBUS"),
+    (libc::SIGILL, b"SIGILL"),
+    (libc::SIGFPE, b"SIGFPE"),
+];
+
+/// Where a fault's context has the address of the instruction (`REG_RIP`, `ucontext.h`).
+const RIP: usize = 16;
+
 /// Most return addresses that are shown of a panic.
 const MAX_FRAMES: usize = 48;
 
@@ -24,7 +36,7 @@ const MAX_FRAMES: usize = 48;
 /// integers, padding, and the call's address (`_sigsys` of `siginfo_t`, `include/uapi/asm-generic/siginfo.h`).
 const CALL_OFFSET: usize = 24;
 
-/// Handles `SIGSYS`, `SIGTERM` and panics in the whole process.
+/// Handles `SIGSYS`, `SIGTERM`, faults and panics in the whole process.
 ///
 /// # Errors
 /// The system's.
@@ -32,6 +44,9 @@ pub(crate) fn install() -> io::Result<()> {
     handle(libc::SIGSYS, forbidden as *const () as libc::sighandler_t)?;
     // The first process of a namespace is not ended by a signal that it does not handle (`pid_namespaces(7)`).
     handle(libc::SIGTERM, terminated as *const () as libc::sighandler_t)?;
+    for (signal, _) in FAULTS {
+        handle(signal, faulted as *const () as libc::sighandler_t)?;
+    }
     // A write above the largest file's size is an error like others.
     handle(libc::SIGXFSZ, libc::SIG_IGN)?;
     std::panic::set_hook(Box::new(panicked));
@@ -65,7 +80,8 @@ fn handle(signal: libc::c_int, handler: libc::sighandler_t) -> io::Result<()> {
     let result = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;
-        action.sa_flags = libc::SA_SIGINFO;
+        // On the stack that Rust gives each thread for this: the usual one may be at its end.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         libc::sigaction(signal, &raw const action, std::ptr::null_mut())
     };
     if result == 0 {
@@ -93,32 +109,107 @@ extern "C" fn forbidden(
             .cast::<u32>()
             .read()
     };
-    let mut line = [0_u8; 48];
-    let mut length = 0;
-    let mut push = |byte: u8| {
-        if let Some(place) = line.get_mut(length) {
-            *place = byte;
-            length = length.wrapping_add(1);
-        }
+    let mut line = Line::default();
+    line.push(FORBIDDEN_CALL);
+    line.push_number(number.into(), 10);
+    line.say_last(FORBIDDEN)
+}
+
+/// Says what fault it was, and where, and ends the process with the status that a shell would give it.
+#[expect(unsafe_code, reason = "what the kernel gives a handler is pointers")]
+extern "C" fn faulted(
+    signal: libc::c_int,
+    information: *const libc::siginfo_t,
+    context: *const libc::c_void,
+) {
+    // SAFETY: the kernel gives a handler with SA_SIGINFO pointers to both structures. A fault's information has an address; any other's
+    // has something else there, which is read as a number, and not told.
+    let (code, address, instruction) = unsafe {
+        let context = context.cast::<libc::ucontext_t>();
+        (
+            (*information).si_code,
+            (*information).si_addr().addr(),
+            (*context).uc_mcontext.gregs.get(RIP).copied().unwrap_or(0),
+        )
     };
-    for byte in FORBIDDEN_CALL {
-        push(*byte);
+    let name = FAULTS
+        .iter()
+        .find(|(fault, _)| *fault == signal)
+        .map_or(b"".as_slice(), |(_, name)| name);
+    let mut line = Line::default();
+    line.push(b"Fault: ");
+    line.push(name);
+    // What is not the kernel's own was sent by somebody (`sigaction(2)`, `si_code`).
+    if code > 0 {
+        line.push(b" at address 0x");
+        line.push_number(address as u64, 16);
+    } else {
+        line.push(b", which was sent to it,");
     }
-    let mut power = 1_000_000_000;
-    let mut has_begun = false;
-    while power > 0 {
-        let digit = (number / power % 10) as u8;
-        has_begun |= digit != 0 || power == 1;
-        if has_begun {
-            push(b'0'.wrapping_add(digit));
+    line.push(b" in instruction 0x");
+    let instruction = usize::try_from(instruction).unwrap_or(usize::MAX);
+    line.push_number(offset_in_program(instruction) as u64, 16);
+    line.say_last(128 + signal)
+}
+
+/// The digits of numbers in a line.
+const DIGITS: &[u8] = b"0123456789abcdef";
+
+/// A line that is put together without memory of the heap, and cut where it is too long.
+struct Line {
+    bytes: [u8; 96],
+    length: usize,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self {
+            bytes: [0; 96],
+            length: 0,
         }
-        power /= 10;
     }
-    push(b'\n');
-    // SAFETY: both calls may be made in a handler (`signal-safety(7)`); `length` bytes of the line were written.
-    unsafe {
-        libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), length);
-        libc::_exit(FORBIDDEN)
+}
+
+impl Line {
+    fn push(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if let Some(place) = self.bytes.get_mut(self.length) {
+                *place = *byte;
+                self.length = self.length.wrapping_add(1);
+            }
+        }
+    }
+
+    /// With digits of this base, at most 16.
+    fn push_number(&mut self, number: u64, base: u64) {
+        let mut power = 1_u64;
+        while number / power >= base {
+            power = power.wrapping_mul(base);
+        }
+        while power > 0 {
+            let digit = usize::try_from(number / power % base).unwrap_or(usize::MAX);
+            self.push(
+                DIGITS
+                    .get(digit..)
+                    .and_then(|from| from.get(..1))
+                    .unwrap_or(b"?"),
+            );
+            power /= base;
+        }
+    }
+
+    /// Writes the line, and ends the process.
+    #[expect(
+        unsafe_code,
+        reason = "a handler may make system calls and little else"
+    )]
+    fn say_last(mut self, status: libc::c_int) -> ! {
+        self.push(b"\n");
+        // SAFETY: both calls may be made in a handler (`signal-safety(7)`); `length` bytes of the line were written.
+        unsafe {
+            libc::write(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.length);
+            libc::_exit(status)
+        }
     }
 }
 
@@ -150,6 +241,16 @@ fn panicked(information: &PanicHookInfo<'_>) {
     unsafe { libc::_exit(PANICKED) }
 }
 
+/// An address as an offset into the program, as `addr2line` takes it.
+#[expect(unsafe_code, reason = "the linker's symbols are foreign")]
+fn offset_in_program(address: usize) -> usize {
+    unsafe extern "C" {
+        /// The program's first byte, set by the linker.
+        static __executable_start: u8;
+    }
+    address.wrapping_sub((&raw const __executable_start).addr())
+}
+
 /// The return addresses of this thread, innermost first, as offsets into the program.
 #[expect(unsafe_code, reason = "std shows no addresses")]
 fn backtrace() -> Vec<usize> {
@@ -160,8 +261,6 @@ fn backtrace() -> Vec<usize> {
 
     #[expect(unsafe_code, reason = "the unwinder that std itself links")]
     unsafe extern "C-unwind" {
-        /// The program's first byte, set by the linker.
-        static __executable_start: u8;
         fn _Unwind_Backtrace(
             frame: extern "C-unwind" fn(*mut Context, *mut libc::c_void) -> libc::c_int,
             argument: *mut libc::c_void,
@@ -174,7 +273,7 @@ fn backtrace() -> Vec<usize> {
         // the unwinder's own, valid during this call.
         let (frames, address) =
             unsafe { (&mut *argument.cast::<Vec<usize>>(), _Unwind_GetIP(context)) };
-        frames.push(address.wrapping_sub((&raw const __executable_start).addr()));
+        frames.push(offset_in_program(address));
         // 0 goes on (_URC_NO_REASON), anything else ends the walk (Itanium C++ ABI: Exception Handling, 1.6).
         libc::c_int::from(frames.len() >= MAX_FRAMES)
     }
@@ -201,6 +300,29 @@ mod tests {
         assert_eq!(of(b"Forbidden system call x\n"), None);
         assert_eq!(of(b""), None);
         assert_eq!(forbidden_call(1, b"Forbidden system call 257\n"), None);
+    }
+
+    #[test]
+    fn numbers_are_written_with_digits_of_their_base() {
+        let written = |number, base| {
+            let mut line = Line::default();
+            line.push_number(number, base);
+            String::from_utf8(line.bytes[..line.length].to_vec()).unwrap()
+        };
+
+        for number in [0, 1, 9, 10, 257, u64::from(u32::MAX), u64::MAX] {
+            assert_eq!(written(number, 10), format!("{number}"));
+            assert_eq!(written(number, 16), format!("{number:x}"));
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_cut() {
+        let mut line = Line::default();
+
+        line.push(&[b'x'; 200]);
+
+        assert_eq!(line.length, line.bytes.len());
     }
 
     #[test]

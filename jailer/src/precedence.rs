@@ -1,5 +1,5 @@
 //! What a machine's process must not have of its supervisor's standing with the host: precedence over other processes for the processor
-//! and the disk, a charm against the OOM killer, and addresses that are not random. All of it is handed down to children, and to the
+//! and the disk, more exact timers, a charm against the OOM killer, and addresses that are not random. All of it is handed down to children, and to the
 //! programs that they execute.
 //!
 //! What makes a process give way to others stays: an operator's `nice -n 10` is meant for the guest too.
@@ -30,6 +30,49 @@ const IO_NONE: c_int = 0;
 
 /// `PER_LINUX` without a flag (`personality(2)`).
 const USUAL_PERSONALITY: c_long = 0;
+
+/// How late a timer may be, in ns, of a process that has not chosen any slack (`PR_SET_TIMERSLACK(2const)`).
+const USUAL_TIMER_SLACK_NS: c_long = 50_000;
+
+/// `PR_SET_IO_FLUSHER` and `PR_GET_IO_FLUSHER` (`include/uapi/linux/prctl.h`).
+const SET_IO_FLUSHER: c_int = 57;
+const GET_IO_FLUSHER: c_int = 58;
+
+/// While this lives, processes that the calling thread makes are none that may take the host's last memory, and write as fast as disks
+/// take it, as one that serves a file system may (`PR_SET_IO_FLUSHER(2const)`).
+///
+/// It is the thread's own standing that they inherit, and theirs to give up only with a privilege that they do not have (`CAP_SYS_RESOURCE`
+/// of the host). A supervisor that has lost it itself since can't even be told whether it has that standing; its machines keep it then.
+#[derive(Debug)]
+pub(crate) struct NoIoFlusher {
+    was_one: bool,
+}
+
+impl NoIoFlusher {
+    /// # Errors
+    /// The system's.
+    pub(crate) fn suspend() -> io::Result<Self> {
+        let was_one = io_flusher(GET_IO_FLUSHER, 0) == 1;
+        if was_one && io_flusher(SET_IO_FLUSHER, 0) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { was_one })
+    }
+}
+
+impl Drop for NoIoFlusher {
+    fn drop(&mut self) {
+        if self.was_one {
+            io_flusher(SET_IO_FLUSHER, 1);
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "no crate of ours has this call")]
+fn io_flusher(what: c_int, value: c_long) -> c_long {
+    // SAFETY: both calls take numbers alone.
+    unsafe { syscall(libc::SYS_prctl, what, value, 0, 0, 0) }
+}
 
 /// Takes precedence of every kind from the calling thread, of a process that has no other, and gives it the usual personality: a
 /// supervisor under a debugger or `setarch -R` has one without random addresses. Makes system calls and nothing else; false where one
@@ -64,6 +107,20 @@ pub(crate) unsafe fn drop_all() -> bool {
         // Asked for last: who has none of its own has one that follows from the two above.
         if is_before_others(syscall(libc::SYS_ioprio_get, IO_PROCESS, 0))
             && syscall(libc::SYS_ioprio_set, IO_PROCESS, 0, IO_NONE) < 0
+        {
+            return false;
+        }
+        // After the policy: one of real-time has none. More slack than usual gives way, and stays.
+        let slack_ns = syscall(libc::SYS_prctl, libc::PR_GET_TIMERSLACK, 0, 0, 0, 0);
+        if (0..USUAL_TIMER_SLACK_NS).contains(&slack_ns)
+            && syscall(
+                libc::SYS_prctl,
+                libc::PR_SET_TIMERSLACK,
+                USUAL_TIMER_SLACK_NS,
+                0,
+                0,
+                0,
+            ) < 0
         {
             return false;
         }

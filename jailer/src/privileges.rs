@@ -3,8 +3,9 @@
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, getgroups};
 use rustix::thread::{
-    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capability_is_in_bounding_set,
+    clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
+    set_capabilities_secure_bits,
 };
 
 use crate::ids::{Got, NOBODY, Whose};
@@ -37,22 +38,30 @@ pub(crate) fn leave_keyring() {
     }
 }
 
-/// Takes `own` ids where the process has to take any itself, and drops every capability from every set for good. Tells whose ids it got.
+/// How far a process came.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Dropped {
+    /// Whose ids it got, where it was to take any.
+    pub(crate) got: Option<Got>,
+    /// Whether there are capabilities in its bounding set.
+    pub(crate) keeps_bounding_set: bool,
+}
+
+/// Takes `own` ids where the process has to take any itself, and drops every capability from every set for good.
 ///
-/// A process that never had the capability to change its bounding set keeps that set: it says what an executed
+/// A process that never had the capability to change its bounding set keeps that set, and no other: it says what an executed
 /// program could gain, and `no_new_privs` says that none gains anything.
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn drop_all(own: Option<u32>) -> Result<Option<Got>, Errno> {
+pub(crate) fn drop_all(own: Option<u32>) -> Result<Dropped, Errno> {
     clear_ambient_capability_set()?;
     let may_drop = rustix::thread::capabilities(None)?
         .effective
         .contains(CapabilitySet::SETPCAP);
     if may_drop {
-        for number in 0..=LAST_CAPABILITY {
-            match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number))
-            {
+        for capability in capabilities() {
+            match remove_capability_from_bounding_set(capability) {
                 Ok(()) => {}
                 // One more than the kernel knows.
                 Err(Errno::INVAL) => break,
@@ -78,7 +87,16 @@ pub(crate) fn drop_all(own: Option<u32>) -> Result<Option<Got>, Errno> {
             inheritable: CapabilitySet::empty(),
         },
     )?;
-    Ok(got)
+    Ok(Dropped {
+        got,
+        keeps_bounding_set: !may_drop
+            && capabilities().any(|one| capability_is_in_bounding_set(one) == Ok(true)),
+    })
+}
+
+/// All that there can be, one by one.
+fn capabilities() -> impl Iterator<Item = CapabilitySet> {
+    (0..=LAST_CAPABILITY).map(|number| CapabilitySet::from_bits_retain(1 << number))
 }
 
 /// Changes the user and group of this thread, which is the process's only one, and leaves all other groups: each as far as the host lets

@@ -59,7 +59,13 @@ pub(crate) struct Entered {
     pub(crate) got: Option<Got>,
     /// Whether it is in other groups than its own.
     pub(crate) has_groups: bool,
+    /// Whether there are capabilities in its bounding set.
+    pub(crate) keeps_bounding_set: bool,
 }
+
+/// Of the flags in a packet.
+const HAS_GROUPS: u8 = 1;
+const KEEPS_BOUNDING_SET: u8 = 2;
 
 /// Whose an id is, in a packet; 0 where none was to be taken.
 const WHOSE: [Whose; 3] = [Whose::Supervisors, Whose::Nobodys, Whose::Own];
@@ -103,11 +109,12 @@ pub(crate) fn settings(socket: BorrowedFd<'_>) -> io::Result<Settings> {
 /// Says that this process is in its cell.
 pub(crate) fn entered(socket: BorrowedFd<'_>, entered: Entered) -> io::Result<()> {
     let mut packet = [0; PACKET_BYTES];
-    let [tag, user, group, groups, rest @ ..] = &mut packet;
+    let [tag, user, group, flags, rest @ ..] = &mut packet;
     *tag = ENTERED;
     *user = whose_to_byte(entered.got.map(|got| got.user));
     *group = whose_to_byte(entered.got.map(|got| got.group));
-    *groups = entered.has_groups.into();
+    *flags = HAS_GROUPS * u8::from(entered.has_groups)
+        + KEEPS_BOUNDING_SET * u8::from(entered.keeps_bounding_set);
     let (root, rest) = rest.split_at_mut(4);
     let (landlock, ids) = rest.split_at_mut(4);
     root.copy_from_slice(&entered.root_errno.to_le_bytes());
@@ -179,7 +186,8 @@ fn parse(packet: &[u8; PACKET_BYTES]) -> Option<Report> {
                     group,
                     errno: i32::from_le_bytes([i, j, k, l]),
                 }),
-            has_groups: third != 0,
+            has_groups: third & HAS_GROUPS != 0,
+            keeps_bounding_set: third & KEEPS_BOUNDING_SET != 0,
         })),
         _ => None,
     }
@@ -209,6 +217,7 @@ mod tests {
                 landlock_abi: 7,
                 got,
                 has_groups,
+                keeps_bounding_set: !has_groups,
             };
 
             entered(theirs.as_fd(), said).unwrap();

@@ -22,7 +22,12 @@ const MAX_QUEUED_SIGNALS: u64 = 128;
 /// (`kvm_mmu_start_lpage_recovery`), with room for others to come.
 pub(crate) const KERNEL_THREADS: u64 = 4;
 
-/// Tasks of a machine: its main loop, a thread for each processor, KVM's.
+/// Tasks that a machine does not start without: its main loop, a thread for each processor, and at first one that loads files.
+pub(crate) fn min_tasks(bounds: Bounds) -> u64 {
+    2 + u64::from(bounds.vcpus)
+}
+
+/// Most tasks of a machine: its main loop, a thread for each processor, KVM's.
 pub(crate) fn max_tasks(bounds: Bounds) -> u64 {
     1 + u64::from(bounds.vcpus) + KERNEL_THREADS
 }

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::cell::Namespaces;
-use crate::precedence;
+use crate::precedence::{self, NoIoFlusher};
 use crate::report::{DESCRIPTOR, FAILED, PACKET_BYTES};
 
 /// `CLONE_CLEAR_SIGHAND` (`include/uapi/linux/sched.h`): libc's is too narrow.
@@ -82,10 +82,9 @@ struct CloneArguments {
 /// # Errors
 /// The system's: `EPERM`, `ENOSPC` and `EINVAL` where it refuses a namespace.
 pub(crate) fn spawn(birth: &Birth<'_>) -> io::Result<Born> {
-    let blocked = Blocked::all()?;
-    let born = clone(birth);
-    drop(blocked);
-    born
+    let _suspended = NoIoFlusher::suspend()?;
+    let _blocked = Blocked::all()?;
+    clone(birth)
 }
 
 /// All signals are blocked as long as this lives, so that no handler of the supervisor's runs in the new process.

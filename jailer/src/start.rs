@@ -22,6 +22,7 @@ use crate::limits;
 use crate::precedence;
 use crate::process::MachineProcess;
 use crate::report::{self, Report};
+use crate::rlimits;
 use crate::spawn::{Birth, Born, Inherited, spawn};
 
 /// The name that a machine's process is started under, its `argv[0]`. 15 bytes: as many as Linux shows of a
@@ -143,6 +144,15 @@ pub fn start(
         require_cgroup,
         devices,
     } = options;
+    // Root's own processes, which a machine is one of without namespaces, are not counted.
+    if !(ids::is_root() && leave_out.contains(Part::Namespaces))
+        && let Some(error) = limits::too_few_tasks(rlimits::min_tasks(bounds))
+    {
+        return Err(StartError::Spawn(error));
+    }
+    if let Some(error) = limits::too_little_memory(bounds.memory_mib) {
+        return Err(StartError::Spawn(error));
+    }
     let mut missing = Vec::new();
     let cgroup = if require_cgroup || !leave_out.contains(Part::Cgroup) {
         make_cgroup(bounds, &devices, require_cgroup, &mut missing)?
@@ -150,7 +160,8 @@ pub fn start(
         None
     };
     let program = open_program(program).map_err(StartError::Program)?;
-    let descriptors = Descriptors::make(&program, &socket).map_err(StartError::Descriptors)?;
+    let descriptors = Descriptors::make(&program, &socket)
+        .map_err(|error| StartError::Descriptors(limits::name_limit(error)))?;
     // The new process has the only copy from now on, so that its end is seen.
     drop(socket);
     let mut failure = None;
@@ -418,6 +429,14 @@ impl Entry {
             part: Part::Namespaces,
             why,
         }));
+        if entered.keeps_bounding_set && !self.leave_out.contains(Part::Namespaces) {
+            missing.push(Missing {
+                part: Part::Namespaces,
+                why: "without a user namespace the process may not empty its bounding set of capabilities: that it has none \
+                      and gains none is `no_new_privs` alone"
+                    .to_owned(),
+            });
+        }
         let landlock_abi = Some(entered.landlock_abi).filter(|abi| *abi != 0);
         if landlock_abi.is_none() && !self.leave_out.contains(Part::Landlock) {
             missing.push(Missing {

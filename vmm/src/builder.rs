@@ -145,7 +145,9 @@ pub(crate) fn build(
             .name(String::from("load"))
             .stack_size(THREAD_STACK_BYTES)
             .spawn_scoped(scope, || load(files.kernel, files.initramfs, &memory))
-            .map_err(shell::system("a thread"))?;
+            .map_err(shell::system(
+                "a thread to load files with, as where a control group has no room for it (`pids.max`)",
+            ))?;
         let vm = shell::with_memory(&kvm, &memory);
         let loaded = loading.join().unwrap_or_else(|panic| resume_unwind(panic));
         Ok::<_, BuildError>((vm?, loaded?))

@@ -51,7 +51,9 @@ pub enum VcpuError {
     #[error("The signal handler for vCPU threads could not be installed")]
     SignalHandler(#[source] io::Error),
     /// The thread itself.
-    #[error("The host started no thread for vCPU {id}")]
+    #[error(
+        "The host started no thread for vCPU {id}, as where a control group has no room for it (`pids.max`)"
+    )]
     Thread {
         /// Which vCPU.
         id: u8,

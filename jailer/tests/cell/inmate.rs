@@ -11,16 +11,40 @@ pub(crate) enum Order {
     Wait,
     /// Panic in a closed cell.
     Panic,
+    /// Do what ends a process by a fault, in a closed cell, as the main thread or a processor's.
+    Fault(Thread, Fault),
     /// Make a system call with this number and these arguments, as the main thread or a processor's, in a closed cell. Exits with the
     /// error number.
     Call(Thread, i64, [u64; 4]),
 }
+
+/// A way to end by a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Write to an address that is nobody's: [`NOWHERE`].
+    Write,
+    /// Use up the stack.
+    Stack,
+    /// Execute what is no instruction.
+    Instruction,
+}
+
+impl Fault {
+    pub(crate) const ALL: [Self; 3] = [Self::Write, Self::Stack, Self::Instruction];
+}
+
+/// An address in the first page, which is never mapped.
+pub(crate) const NOWHERE: usize = 0x18;
 
 impl Order {
     pub(crate) fn to_words(self) -> String {
         match self {
             Self::Wait => "wait".to_owned(),
             Self::Panic => "panic".to_owned(),
+            Self::Fault(thread, fault) => {
+                let thread = u8::from(thread == Thread::Vcpu);
+                format!("fault {thread} {}", fault as u8)
+            }
             Self::Call(thread, number, [a, b, c, d]) => {
                 let thread = u8::from(thread == Thread::Vcpu);
                 format!("call {thread} {number} {a} {b} {c} {d}")
@@ -33,13 +57,14 @@ impl Order {
         match words.next()? {
             "wait" => Some(Self::Wait),
             "panic" => Some(Self::Panic),
+            "fault" => {
+                let thread = thread_of(words.next()?);
+                let fault = words.next()?.parse::<usize>().ok()?;
+                Some(Self::Fault(thread, *Fault::ALL.get(fault)?))
+            }
             "call" => {
+                let thread = thread_of(words.next()?);
                 let mut number = || words.next()?.parse::<u64>().ok();
-                let thread = if number()? == 1 {
-                    Thread::Vcpu
-                } else {
-                    Thread::Main
-                };
                 let call = i64::try_from(number()?).ok()?;
                 Some(Self::Call(
                     thread,
@@ -49,6 +74,14 @@ impl Order {
             }
             _ => None,
         }
+    }
+}
+
+fn thread_of(word: &str) -> Thread {
+    if word == "1" {
+        Thread::Vcpu
+    } else {
+        Thread::Main
     }
 }
 
@@ -93,6 +126,11 @@ fn obey(inside: Inside, order: Order) -> ! {
             close(inside, Thread::Main);
             panic!("of all things")
         }
+        Order::Fault(thread, fault) => {
+            close(inside, thread);
+            do_wrong(fault);
+            exit(0)
+        }
         Order::Call(thread, number, [a, b, c, d]) => {
             close(inside, thread);
             exit(call(number, [a, b, c, d]))
@@ -104,6 +142,31 @@ fn close(inside: Inside, thread: Thread) {
     if inside.close(thread).is_err() {
         exit(FAILED);
     }
+}
+
+#[expect(unsafe_code, reason = "no safe code does it")]
+fn do_wrong(fault: Fault) {
+    match fault {
+        // SAFETY: it is not; the kernel ends the process for it.
+        Fault::Write => unsafe {
+            std::arch::asm!("mov byte ptr [{}], 1", in(reg) NOWHERE);
+        },
+        Fault::Stack => {
+            std::hint::black_box(deeper(1));
+        }
+        // SAFETY: as above.
+        Fault::Instruction => unsafe {
+            std::arch::asm!("ud2");
+        },
+    }
+}
+
+fn deeper(depth: u64) -> u64 {
+    let room = std::hint::black_box([depth; 64]);
+    if depth == u64::MAX {
+        return depth;
+    }
+    deeper(depth + 1) + room[0]
 }
 
 /// The error number of a system call; 0 where it succeeds.

@@ -25,7 +25,7 @@ fn main() {
         supervisor::serve();
         return;
     }
-    let tests: [(&str, fn()); 17] = [
+    let tests: [(&str, fn()); 22] = [
         ("it_has_every_part", walls::it_has_every_part),
         (
             "it_holds_nothing_of_its_supervisors",
@@ -52,6 +52,11 @@ fn main() {
             "a_panic_is_told_with_its_place",
             walls::a_panic_is_told_with_its_place,
         ),
+        ("a_fault_is_told_as_one", walls::a_fault_is_told_as_one),
+        (
+            "a_fault_that_somebody_sends_is_told_as_that",
+            walls::a_fault_that_somebody_sends_is_told_as_that,
+        ),
         ("it_can_be_asked_to_end", walls::it_can_be_asked_to_end),
         (
             "it_is_bounded_by_a_cgroup_that_goes_with_it",
@@ -76,6 +81,18 @@ fn main() {
         (
             "a_limit_that_is_met_is_named",
             supervisor::a_limit_that_is_met_is_named,
+        ),
+        (
+            "a_user_without_user_namespaces_is_told_what_stays",
+            supervisor::a_user_without_user_namespaces_is_told_what_stays,
+        ),
+        (
+            "a_limit_that_a_machine_needs_more_than_is_named",
+            supervisor::a_limit_that_a_machine_needs_more_than_is_named,
+        ),
+        (
+            "a_supervisor_of_real_time_is_told_why_it_has_no_machine",
+            supervisor::a_supervisor_of_real_time_is_told_why_it_has_no_machine,
         ),
         (
             "a_favoured_supervisor_favours_no_machine",

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::CapabilitySet;
 use sandvmm_jailer::{Ids, start};
 
 use crate::inmate::Order;
@@ -21,8 +23,14 @@ pub(crate) const WORD: &str = "supervise";
 const FAVOURED: &str = "favoured";
 const GIVING_WAY: &str = "giving-way";
 
-/// The one with which its user may have no other process: it says why none was started.
+/// The ones with which its user may have no other process, or fewer than a machine needs, or with which it is of a kind of real-time that makes
+/// no others: it says why none was started.
 const ALONE: &str = "alone";
+const FEW: &str = "few";
+const DEADLINE: &str = "deadline";
+
+/// The one with which it may have less memory than a guest.
+const NARROW: &str = "narrow";
 
 /// How a supervisor says whose ids its machine has.
 const NOBODYS: &str = "nobodys";
@@ -37,7 +45,13 @@ pub(crate) fn serve() {
     match std::env::args().nth(2).as_deref() {
         Some(FAVOURED) => favour_this_process(),
         Some(GIVING_WAY) => have_this_process_give_way(),
-        Some(ALONE) => return say_why_it_is_alone(),
+        Some(ALONE) => return say_why_it_is_alone(|| limit(Resource::Nproc, 1, 100)),
+        Some(NARROW) => return say_why_it_is_alone(|| limit(Resource::Data, 32 << 20, 32 << 20)),
+        Some(FEW) => return say_why_it_is_alone(|| limit(Resource::Nproc, 1, 1)),
+        Some(DEADLINE) => match have_a_deadline() {
+            Ok(()) => return say_why_it_is_alone(|| {}),
+            Err(error) => return println!("unset {error}"),
+        },
         _ => {}
     }
     let jailed = jailed(options(&[]), Order::Wait);
@@ -76,6 +90,17 @@ fn started_as(command: &mut Command, what: &str) -> (Child, Vec<String>) {
         .read_line(&mut line)
         .unwrap();
     (child, line.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Whether this process may have others run as any user: it is root, of no user namespace that has a few ids alone, and may change ids.
+fn may_give_ids() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap();
+    let has_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    let may_change = rustix::thread::capabilities(None)
+        .unwrap()
+        .effective
+        .contains(CapabilitySet::SETUID | CapabilitySet::SETGID);
+    rustix::process::geteuid().is_root() && has_all && may_change
 }
 
 fn wait_until_gone(pid: &str) {
@@ -117,7 +142,7 @@ fn program_for_others() -> (tempfile::TempDir, PathBuf) {
 }
 
 pub(crate) fn a_user_without_privileges_has_a_cell() {
-    if !rustix::process::geteuid().is_root() {
+    if !may_give_ids() {
         // All the other tests have shown it.
         return;
     }
@@ -171,8 +196,9 @@ const NO_USER_NAMESPACES: &str =
 
 /// Waits for its ids, of which there are as many as in most containers.
 const CONTAINER: &str = r#"
-    (until echo 0 0 65536 >/proc/$$/uid_map; do sleep 0.01; done 2>/dev/null; echo 0 0 65536 >/proc/$$/gid_map) &
-    exec unshare -U sh -c 'until [ "$(id -u) $(id -g)" = "0 0" ]; do sleep 0.01; done; exec "$@"' sh "#;
+    (for try in $(seq 500); do echo 0 0 65536 >/proc/$$/uid_map && break; sleep 0.02; done 2>/dev/null
+    echo 0 0 65536 >/proc/$$/gid_map) &
+    exec unshare -U sh -c 'for try in $(seq 500); do [ "$(id -u) $(id -g)" = "0 0" ] && exec "$@"; sleep 0.02; done' sh "#;
 
 const LESSER_ROOTS: [LesserRoot; 7] = [
     LesserRoot {
@@ -234,7 +260,7 @@ const LESSER_ROOTS: [LesserRoot; 7] = [
 ];
 
 pub(crate) fn a_root_that_may_give_no_ids_has_machines_without() {
-    if !rustix::process::geteuid().is_root() {
+    if !may_give_ids() {
         skip(
             "a_root_that_may_give_no_ids_has_machines_without",
             "it needs root to make others of it",
@@ -279,6 +305,17 @@ pub(crate) fn a_root_that_may_give_no_ids_has_machines_without() {
 /// The personality of a process that has not chosen any, as its file has it.
 const USUAL_PERSONALITY: &str = "00000000";
 
+/// The slack of one that has not chosen any, and which of a process's flags says that it is an I/O flusher (`PF_MEMALLOC_NOIO`,
+/// `include/linux/sched.h`).
+const USUAL_TIMER_SLACK_NS: u64 = 50_000;
+const MEMALLOC_NOIO: i64 = 0x8_0000;
+
+/// More slack than usual.
+const MUCH_TIMER_SLACK_NS: u64 = 1_000_000;
+
+/// `PR_SET_IO_FLUSHER` (`include/uapi/linux/prctl.h`).
+const SET_IO_FLUSHER: libc::c_int = 57;
+
 /// What a process is to the host's schedulers and its OOM killer.
 #[derive(Debug, PartialEq, Eq)]
 struct Standing {
@@ -289,6 +326,9 @@ struct Standing {
     io_class: i64,
     oom_score_adj: i64,
     personality: String,
+    /// `None` where it may not be asked for.
+    timer_slack_ns: Option<u64>,
+    is_io_flusher: bool,
 }
 
 impl Standing {
@@ -304,6 +344,10 @@ impl Standing {
             policy: field(41),
             io_class: io_priority(pid) >> IO_CLASS_SHIFT,
             oom_score_adj: read("oom_score_adj").trim().parse().unwrap(),
+            timer_slack_ns: fs::read_to_string(format!("/proc/{pid}/timerslack_ns"))
+                .ok()
+                .map(|text| text.trim().parse().unwrap()),
+            is_io_flusher: field(9) & MEMALLOC_NOIO != 0,
             // Nobody may ask where `kernel.yama.ptrace_scope` is 3.
             personality: fs::read_to_string(format!("/proc/{pid}/personality")).map_or_else(
                 |_| USUAL_PERSONALITY.to_owned(),
@@ -346,6 +390,13 @@ fn favour_this_process() {
     // SAFETY: numbers, and a pointer to a structure that lives here.
     unsafe {
         assert_eq!(libc::setpriority(libc::PRIO_PROCESS, 0, -5), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0), 0);
+        if libc::prctl(SET_IO_FLUSHER, 1, 0, 0, 0) != 0 {
+            skip(
+                "a_favoured_supervisor_favours_no_machine, in part",
+                "root may make no process an I/O flusher here",
+            );
+        }
         libc::personality(libc::ADDR_NO_RANDOMIZE.cast_unsigned().into());
         if libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) != 0 {
             // The group of cgroup v1 that the host has it in has no share of real-time.
@@ -366,6 +417,10 @@ fn have_this_process_give_way() {
     unsafe {
         assert_eq!(libc::setpriority(libc::PRIO_PROCESS, 0, 10), 0);
         assert_eq!(
+            libc::prctl(libc::PR_SET_TIMERSLACK, MUCH_TIMER_SLACK_NS, 0, 0, 0),
+            0
+        );
+        assert_eq!(
             libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const priority),
             0
         );
@@ -373,7 +428,7 @@ fn have_this_process_give_way() {
 }
 
 pub(crate) fn a_favoured_supervisor_favours_no_machine() {
-    if !rustix::process::geteuid().is_root() {
+    if !may_give_ids() {
         skip(
             "a_favoured_supervisor_favours_no_machine",
             "it needs root to favour a process",
@@ -394,6 +449,8 @@ pub(crate) fn a_favoured_supervisor_favours_no_machine() {
             io_class: IO_NONE,
             oom_score_adj: 0,
             personality: USUAL_PERSONALITY.to_owned(),
+            timer_slack_ns: Some(USUAL_TIMER_SLACK_NS),
+            is_io_flusher: false,
         }
     );
     supervisor.kill().unwrap();
@@ -403,8 +460,9 @@ pub(crate) fn a_favoured_supervisor_favours_no_machine() {
 pub(crate) fn a_supervisor_that_gives_way_has_machines_that_do() {
     let (mut supervisor, words) = started_as(&mut Command::new("/proc/self/exe"), GIVING_WAY);
 
+    let its = Standing::of(words[0].parse().unwrap());
     assert_eq!(
-        Standing::of(words[0].parse().unwrap()),
+        its,
         Standing {
             nice: 10,
             real_time_priority: 0,
@@ -412,18 +470,46 @@ pub(crate) fn a_supervisor_that_gives_way_has_machines_that_do() {
             io_class: IO_IDLE,
             oom_score_adj: 300,
             personality: USUAL_PERSONALITY.to_owned(),
+            timer_slack_ns: its.timer_slack_ns.map(|_| MUCH_TIMER_SLACK_NS),
+            is_io_flusher: false,
         }
     );
     supervisor.kill().unwrap();
     supervisor.wait().unwrap();
 }
 
-fn say_why_it_is_alone() {
-    let most = rustix::process::Rlimit {
-        current: Some(1),
-        maximum: Some(1),
+fn limit(resource: Resource, current: u64, maximum: u64) {
+    let most = Rlimit {
+        current: Some(current),
+        maximum: Some(maximum),
     };
-    rustix::process::setrlimit(rustix::process::Resource::Nproc, most).unwrap();
+    setrlimit(resource, most).unwrap();
+}
+
+/// `struct sched_attr` of `sched_setattr(2)`, and its policy.
+#[expect(unsafe_code, reason = "the C library has no call for it")]
+fn have_a_deadline() -> std::io::Result<()> {
+    let size = 48_u32;
+    let policy = libc::SCHED_DEADLINE.cast_unsigned();
+    let (runtime_ns, period_ns) = (1_000_000_u64, 100_000_000_u64);
+    let words: [u64; 6] = [
+        u64::from(size) | u64::from(policy) << 32,
+        0,
+        0,
+        runtime_ns,
+        period_ns,
+        period_ns,
+    ];
+    // SAFETY: the structure lives here, and is as long as it says.
+    let set = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, words.as_ptr(), 0) };
+    if set == 0 {
+        return Ok(());
+    }
+    Err(std::io::Error::last_os_error())
+}
+
+fn say_why_it_is_alone(prepare: fn()) {
+    prepare();
     let (input, _kept) = rustix::pipe::pipe().unwrap();
 
     let error = start(Path::new("/proc/self/exe"), input, options(&[])).unwrap_err();
@@ -432,7 +518,7 @@ fn say_why_it_is_alone() {
 }
 
 pub(crate) fn a_limit_that_is_met_is_named() {
-    if !rustix::process::geteuid().is_root() {
+    if !may_give_ids() {
         skip(
             "a_limit_that_is_met_is_named",
             "this user may have other processes than this test's",
@@ -454,4 +540,77 @@ pub(crate) fn a_limit_that_is_met_is_named() {
     ] {
         assert!(said.contains(part), "{said}");
     }
+}
+
+pub(crate) fn a_limit_that_a_machine_needs_more_than_is_named() {
+    let (mut supervisor, words) = started_as(&mut Command::new("/proc/self/exe"), FEW);
+
+    assert!(supervisor.wait().unwrap().success());
+    let said = words.join(" ");
+    for part in [
+        "needs 4 processes and threads",
+        "1 at most (`ulimit -u`, RLIMIT_NPROC)",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+
+    let (mut supervisor, words) = started_as(&mut Command::new("/proc/self/exe"), NARROW);
+
+    assert!(supervisor.wait().unwrap().success());
+    let said = words.join(" ");
+    for part in [
+        "needs its 64 MiB",
+        "32768 KiB at most (`ulimit -d`, RLIMIT_DATA)",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+}
+
+pub(crate) fn a_supervisor_of_real_time_is_told_why_it_has_no_machine() {
+    let (mut supervisor, words) = started_as(&mut Command::new("/proc/self/exe"), DEADLINE);
+
+    assert!(supervisor.wait().unwrap().success());
+    let said = words.join(" ");
+    if said.starts_with("unset") {
+        skip(
+            "a_supervisor_of_real_time_is_told_why_it_has_no_machine",
+            &said,
+        );
+        return;
+    }
+    assert!(said.contains("SCHED_DEADLINE makes no others"), "{said}");
+    assert!(!said.contains("pids.max"), "{said}");
+}
+
+pub(crate) fn a_user_without_user_namespaces_is_told_what_stays() {
+    if !may_give_ids() {
+        skip(
+            "a_user_without_user_namespaces_is_told_what_stays",
+            "it needs root to forbid them",
+        );
+        return;
+    }
+    let (_folder, program) = program_for_others();
+    // In a user namespace whose limit is 0, a user that is not its root.
+    let mut shell = Command::new("sh");
+    let become_another = format!(
+        "{CONTAINER} sh -c 'echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --reuid 7 --regid 7 --clear-groups \"$@\"' sh \"$@\""
+    );
+    shell.args(["-c", &become_another, "sh"]).arg(&program);
+
+    let (mut supervisor, words) = started(&mut shell);
+
+    assert_eq!(words[2..5], ["0", "false", SUPERVISORS], "{words:?}");
+    let missing = words[5..].join(" ");
+    for part in ["cgroup", "bounding set", "no_new_privs"] {
+        assert!(missing.contains(part), "{missing}");
+    }
+    let status = fs::read_to_string(format!("/proc/{}/status", words[0])).unwrap();
+    let has = |line: &str| status.lines().any(|found| found == line);
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert!(has(&format!("{set}:\t0000000000000000")), "{status}");
+    }
+    assert!(has("NoNewPrivs:\t1"), "{status}");
+    supervisor.kill().unwrap();
+    supervisor.wait().unwrap();
 }

@@ -12,7 +12,7 @@ use sandvmm_jailer::{
     StartError, Thread, landlock_abi, start,
 };
 
-use crate::inmate::{Order, PATH};
+use crate::inmate::{Fault, NOWHERE, Order, PATH};
 use crate::skip;
 
 /// A limit for what must happen soon, on the slowest machine.
@@ -172,13 +172,18 @@ pub(crate) fn it_holds_nothing_of_its_supervisors() {
     assert_eq!(words, "sandvmm-machine\0");
     assert_eq!(jailed.status("Name"), "sandvmm-machine");
     assert_eq!(jailed.status("SigBlk").trim_start_matches('0'), "");
-    // Not dumpable: its folder is not its user's.
+    // Not dumpable: its folder is root's, of the user namespace that it is in.
     let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(jailed.file("mem")).unwrap());
     if is_root() {
         let mode = fs::read_to_string(jailed.file("stat")).unwrap();
         assert!(mode.contains("sandvmm-machine"));
     } else {
-        assert_eq!(owner, 0);
+        let root = if jailed.cell.namespaces.contains(Namespace::User) {
+            rustix::process::geteuid().as_raw()
+        } else {
+            0
+        };
+        assert_eq!(owner, root);
     }
 }
 
@@ -388,6 +393,40 @@ pub(crate) fn a_panic_is_told_with_its_place() {
     assert!(words.contains("of all things"), "{words}");
     assert!(words.contains("inmate.rs"), "{words}");
     assert!(words.contains("backtrace: 0x"), "{words}");
+}
+
+pub(crate) fn a_fault_is_told_as_one() {
+    let nowhere = format!("SIGSEGV at address {NOWHERE:#x} in instruction 0x");
+    for thread in [Thread::Main, Thread::Vcpu] {
+        for fault in Fault::ALL {
+            let (signal, says) = match fault {
+                Fault::Write => (libc::SIGSEGV, nowhere.as_str()),
+                Fault::Stack => (libc::SIGSEGV, "SIGSEGV at address 0x7f"),
+                Fault::Instruction => (libc::SIGILL, "SIGILL at address 0x"),
+            };
+
+            let (end, forbidden, words) = jailed(options(&[]), Order::Fault(thread, fault)).ended();
+
+            assert_eq!(forbidden, None, "{fault:?}: {words}");
+            assert_eq!(end, ProcessEnd::Exited(128 + signal), "{fault:?}: {words}");
+            assert!(
+                words.starts_with("Fault: ") && words.contains(says),
+                "{fault:?}: {words}"
+            );
+        }
+    }
+}
+
+pub(crate) fn a_fault_that_somebody_sends_is_told_as_that() {
+    let jailed = jailed(options(&[]), Order::Wait);
+    jailed.wait_until_closed();
+    let pid = rustix::process::Pid::from_raw(jailed.process.id().cast_signed()).unwrap();
+
+    rustix::process::kill_process(pid, rustix::process::Signal::SEGV).unwrap();
+
+    let (end, forbidden, words) = jailed.ended();
+    assert_eq!((end, forbidden), (ProcessEnd::Exited(139), None));
+    assert!(words.contains("SIGSEGV, which was sent to it"), "{words}");
 }
 
 pub(crate) fn it_can_be_asked_to_end() {

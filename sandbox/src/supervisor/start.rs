@@ -101,5 +101,8 @@ fn not_started(
 }
 
 pub(super) fn system(action: &'static str) -> impl FnOnce(io::Error) -> StartError {
-    move |source| StartError::System { action, source }
+    move |source| StartError::System {
+        action,
+        source: jailer::name_limit(source),
+    }
 }
