@@ -28,6 +28,7 @@ use crate::bench::args::Bench;
 fn main() -> ExitCode {
     let called_at = Instant::now();
     sandvmm::init();
+    run::signals::outlive_large_files();
     let line: Vec<OsString> = std::env::args_os().collect();
     let task = match Cli::read(&line) {
         Ok(cli) => cli.task,

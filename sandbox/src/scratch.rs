@@ -11,7 +11,7 @@ use rustix::fs::{SeekFrom, copy_file_range, seek};
 use rustix::io::Errno;
 
 use crate::workspace::{
-    MAX_QUOTA_MIB, MIN_QUOTA_MIB, WorkspaceError, create, failed, folder, open,
+    MAX_QUOTA_MIB, MIN_QUOTA_MIB, WorkspaceError, create, failed, folder, make_in, open,
 };
 
 /// A scratch disk's file system has no journal: nobody looks at it after a crash.
@@ -34,10 +34,9 @@ fn disk_in(folder: &Path, size_mib: u32) -> Result<File, WorkspaceError> {
             quota_mib: size_mib,
         });
     }
-    fs::create_dir_all(folder).map_err(failed("made", folder))?;
     let prepared = folder.join(format!(".empty-{size_mib}"));
     if !prepared.exists() {
-        create(folder, &prepared, size_mib, FEATURES)?;
+        make_in(folder, || create(folder, &prepared, size_mib, FEATURES))?;
     }
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let name = folder.join(format!(".scratch-{}-{count}", std::process::id()));

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::images::{ImagesError, data_folder};
+use crate::text::one_line;
 
 /// The folder of all workspaces, in the data folder.
 const FOLDER: &str = "workspaces";
@@ -140,9 +141,8 @@ impl Workspace {
         if !(MIN_QUOTA_MIB..=MAX_QUOTA_MIB).contains(&quota_mib) {
             return Err(WorkspaceError::Quota { quota_mib });
         }
-        fs::create_dir_all(folder).map_err(failed("made", folder))?;
         if !path.exists() {
-            create(folder, &path, quota_mib, &[])?;
+            make_in(folder, || create(folder, &path, quota_mib, &[]))?;
         }
         let file = open(&path)?;
         let name = name.to_owned();
@@ -252,6 +252,21 @@ pub(crate) fn open(path: &Path) -> Result<File, WorkspaceError> {
         .map_err(failed("opened", path))
 }
 
+/// Makes something in a folder, and the folder first; where nothing comes of it a folder that was not there is gone again.
+pub(crate) fn make_in<T>(
+    folder: &Path,
+    make: impl FnOnce() -> Result<T, WorkspaceError>,
+) -> Result<T, WorkspaceError> {
+    let is_new = !folder.exists();
+    fs::create_dir_all(folder).map_err(failed("made", folder))?;
+    let made = make();
+    if is_new && made.is_err() {
+        // One that somebody else has filled meanwhile stays.
+        let _ = fs::remove_dir(folder);
+    }
+    made
+}
+
 /// Makes the file under another name first, so that one that is there is whole.
 pub(crate) fn create(
     folder: &Path,
@@ -298,8 +313,8 @@ fn make_file_system(file: &Path, features: &[&str]) -> Result<(), WorkspaceError
     if made.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&made.stderr).trim().to_owned();
-    Err(WorkspaceError::Mke2fs(said))
+    // It says who it is and where it is, on lines of their own.
+    Err(WorkspaceError::Mke2fs(one_line(&made.stderr)))
 }
 
 pub(crate) fn failed<'a>(
@@ -338,6 +353,33 @@ mod tests {
             assert!(matches!(refused, Err(WorkspaceError::Quota { .. })));
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_folder_that_was_made_for_nothing_is_gone_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("workspaces");
+        let nothing = || Err::<(), _>(WorkspaceError::Mke2fs("no".to_owned()));
+
+        make_in(&folder, nothing).unwrap_err();
+        assert!(!folder.exists());
+
+        make_in(&folder, || Ok(())).unwrap();
+        make_in(&folder, nothing).unwrap_err();
+        assert!(folder.exists());
+    }
+
+    #[test]
+    fn what_mke2fs_says_is_one_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        // Too small for a file system.
+        File::create(&file).unwrap().set_len(1024).unwrap();
+
+        let error = make_file_system(&file, &[]).unwrap_err().to_string();
+
+        assert!(error.starts_with("mke2fs made no file system: "), "{error}");
+        assert!(error.lines().count() == 1 && error.len() > 40, "{error:?}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! However a run ends, nothing is left, and its neighbours notice nothing.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -144,7 +144,7 @@ fn groups_left_behind_do_not_keep_a_new_one_from_being_made() {
     let inner = crowded.join("inner");
     // The first process has not begun then.
     let left = crowded.join("sandvmm-1-999999999-1");
-    let _groups = Groups([left.clone(), inner.clone(), crowded.clone()]);
+    let _groups = Groups(vec![left.clone(), inner.clone(), crowded.clone()]);
     std::fs::create_dir_all(&inner).unwrap();
     std::fs::create_dir(&left).unwrap();
     std::fs::write(crowded.join("cgroup.max.descendants"), "2").unwrap();
@@ -169,7 +169,7 @@ fn groups_left_behind_do_not_keep_a_new_one_from_being_made() {
 }
 
 /// Control groups of a test's own, removed at its end, whatever that is.
-struct Groups([PathBuf; 3]);
+struct Groups(Vec<PathBuf>);
 
 impl Drop for Groups {
     fn drop(&mut self) {
@@ -285,6 +285,104 @@ fn a_process_that_can_not_be_made_names_the_limits() {
     assert_eq!(copied.status.code(), Some(125), "{said}");
     for limit in ["`ulimit -u`, RLIMIT_NPROC, is 1 here", "pids.max"] {
         assert!(said.contains(limit), "{said}");
+    }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_limit_of_file_sizes_is_told_and_ends_nothing_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let limited = |command: &str| {
+        let script = format!("ulimit -f 8; exec {command}");
+        let ran = Command::new("bash")
+            .args(["-c", &script])
+            .current_dir(folder.path())
+            .env("TMPDIR", folder.path())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let own = format!("sandvmm-{}-", ran.id());
+        let ran = ran.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert_eq!(ran.status.code(), Some(125), "{command}: {said}");
+        assert!(said.contains("File too large"), "{command}: {said}");
+        let groups = std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten();
+        for group in groups.map(|entry| entry.file_name().into_string().unwrap()) {
+            assert!(!group.starts_with(&own), "{command}: {group}");
+        }
+    };
+
+    limited("sandvmm run -- sh -c 'head -c 100000 /dev/zero; sleep 1' >output");
+    limited("sandvmm run --workspace toolarge -- true");
+    // Handled by the command alone: a program that it starts is ended by it, as it would be elsewhere.
+    let mut machine = running();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", machine.child().id())).unwrap();
+    signal(machine.child().id(), Signal::TERM);
+    machine.wait();
+
+    let is_in = |set: &str| {
+        let mask = status
+            .lines()
+            .find_map(|line| line.strip_prefix(set))
+            .unwrap();
+        let mask = u64::from_str_radix(mask.trim_start_matches(':').trim(), 16).unwrap();
+        mask >> (Signal::XFSZ.as_raw() - 1) & 1 == 1
+    };
+    assert!(is_in("SigCgt") && !is_in("SigIgn"), "{status}");
+    let output = std::fs::metadata(folder.path().join("output")).unwrap();
+    assert_eq!(output.len(), 8 << 10);
+}
+
+/// From the command's first thread to its last, the machine's among them.
+const TASKS_OF_A_RUN: u32 = 9;
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_group_without_room_for_tasks_is_named_wherever_it_is_met() {
+    let root = Path::new("/sys/fs/cgroup");
+    std::fs::write(root.join("cgroup.subtree_control"), "+pids").unwrap();
+    let tight = root.join(format!("tight-{}", std::process::id()));
+    let _groups = Groups(vec![tight.clone()]);
+    std::fs::create_dir(&tight).unwrap();
+    let script = "echo $$ > \"$1/cgroup.procs\"
+        exec sandvmm run --dangerously-leave-out cgroup -- true";
+    for tasks in 1..TASKS_OF_A_RUN {
+        std::fs::write(tight.join("pids.max"), tasks.to_string()).unwrap();
+
+        let ran = Command::new("sh")
+            .args(["-c", script, "sh"])
+            .arg(&tight)
+            .output()
+            .unwrap();
+
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(125), "{tasks}: {said}");
+        assert!(said.contains("`pids.max`"), "{tasks}: {said}");
+    }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_limit_that_is_below_what_a_machine_needs_is_named() {
+    let refused = Command::new("prlimit")
+        .args(["--nproc=1", "sandvmm", "run", "--", "true"])
+        .output()
+        .unwrap();
+    let few = Command::new("prlimit")
+        .args(["--nofile=12", "sandvmm", "run", "--", "true"])
+        .output()
+        .unwrap();
+
+    for (ran, named) in [
+        (
+            &refused,
+            "each user may have 1 at most (`ulimit -u`, RLIMIT_NPROC)",
+        ),
+        (&few, "`ulimit -n`, RLIMIT_NOFILE, is 12 here"),
+    ] {
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(125), "{said}");
+        assert!(said.contains(named), "{said}");
     }
 }
 

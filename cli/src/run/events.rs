@@ -31,7 +31,8 @@ impl Writer {
                 if let Err(error) = write(&events, file) {
                     notice::say(&format!("The events could not be written: {error}"));
                 }
-            })?;
+            })
+            .map_err(sandvmm::host::name_limit)?;
         Ok((sender, Self(thread)))
     }
 

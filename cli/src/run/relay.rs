@@ -200,6 +200,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         .name(name.into())
         .spawn(work)
         .map(drop)
+        .map_err(sandvmm::host::name_limit)
 }
 
 #[cfg(test)]

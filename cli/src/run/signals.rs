@@ -1,4 +1,4 @@
-//! The signals that end a run, and the one that a terminal's new size brings.
+//! The signals that end a run, the one that must not, and the one that a terminal's new size brings.
 
 use std::io;
 use std::sync::Arc;
@@ -6,8 +6,17 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Sender;
 
 use sandvmm::host::name_limit;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH, SIGXFSZ};
 use signal_hook::iterator::Signals;
+
+/// From now on a write above the largest file's size (`ulimit -f`) is an error like others, `EFBIG`, which is told, and does not end this
+/// process, whose machines, and what it would remove, it would leave.
+///
+/// The signal is handled, and not ignored: programs that are started from here find it as it is by default.
+pub(crate) fn outlive_large_files() {
+    // Where there can be no handler the signal does what it did.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
+}
 
 /// From now on calls `tell` with the number of each signal that asks sandvmm to end, on a thread of its own.
 ///
