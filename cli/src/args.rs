@@ -1,6 +1,7 @@
 //! The command line: what may be said, and its help.
 
 mod machine;
+mod name;
 mod network;
 mod program;
 mod sandbox;
@@ -12,18 +13,19 @@ use clap::{CommandFactory, Parser, Subcommand};
 use sandvmm::cell::Part;
 
 use crate::bench::args::Bench;
-use crate::doctor::DoctorArgs;
+use crate::doctor::{DOCTOR_CODES, DoctorArgs};
 use crate::repl::args::ReplArgs;
 use crate::run::args::{RUN_EXAMPLES, RUN_USAGE, RunArgs};
 use crate::session::args::{
-    CpArgs, ExecArgs, KillArgs, LogsArgs, LsArgs, PsArgs, ResumeArgs, START_EXAMPLES, SessionArgs,
-    ShellArgs, StartArgs, StopArgs,
+    CpArgs, ExecArgs, KillArgs, LogsArgs, LsArgs, PsArgs, ResumeArgs, START_EXAMPLES, STOP_USAGE,
+    SessionArgs, ShellArgs, StartArgs, StopArgs,
 };
 use crate::template::args::TemplateTask;
 use crate::workspace::WorkspaceTask;
 pub(crate) use machine::MachineArgs;
+pub(crate) use name::parse_name;
 pub(crate) use network::{EgressArgs, NetworkArgs};
-pub(crate) use program::ProgramArgs;
+pub(crate) use program::{ProgramArgs, parse_user};
 pub(crate) use sandbox::{SandboxArgs, copy_parser};
 
 /// Runs code that nobody has read inside its own virtual machine.
@@ -42,17 +44,24 @@ impl Cli {
     /// What is to be printed, help included, and what is no option or none together with another.
     pub(crate) fn read(line: &[OsString]) -> Result<Self, clap::Error> {
         let cli = Self::try_parse_from(line)?;
-        let contradicts_itself = cli.task.machine().is_some_and(|machine| {
-            machine.require_cgroup && machine.dangerously_leave_out.contains(&Part::Cgroup)
-        });
-        if contradicts_itself {
-            return Err(Self::command().error(
-                ErrorKind::ArgumentConflict,
-                "the argument '--require-cgroup' cannot be used with '--dangerously-leave-out cgroup'",
-            ));
+        match cli.task.objection() {
+            Some((kind, sentence)) => Err(command_of(line).error(kind, sentence)),
+            None => Ok(cli),
         }
-        Ok(cli)
     }
+}
+
+/// The task of this line, which clap prints the usage of.
+fn command_of(line: &[OsString]) -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    for word in line.iter().skip(1) {
+        match command.find_subcommand(word) {
+            Some(task) => command = task.clone(),
+            None => break,
+        }
+    }
+    command
 }
 
 /// What to do.
@@ -79,8 +88,9 @@ pub(crate) enum Task {
     /// Show what detached commands (`exec -d`) have printed: its last MiBs; with -f also what they print
     Logs(LogsArgs),
     /// End sandboxes that were started; nothing of them is left
+    #[command(override_usage = STOP_USAGE)]
     Stop(StopArgs),
-    /// Show the sandboxes that were started: name, state, processors, memory, age
+    /// Show the sandboxes that were started: name, state, processors, memory, age, published ports
     Ls(LsArgs),
     /// Put a sandbox on disk, files and memory, under its name, and end it; `resume` goes on with it
     Pause(SessionArgs),
@@ -90,6 +100,7 @@ pub(crate) enum Task {
     #[command(subcommand)]
     Template(TemplateTask),
     /// Say whether this machine can run virtual machines, what is missing, and what to do
+    #[command(after_help = DOCTOR_CODES)]
     Doctor(DoctorArgs),
     /// Show and remove the disks that outlive a run (`run --workspace NAME`)
     #[command(subcommand)]
@@ -100,6 +111,29 @@ pub(crate) enum Task {
 }
 
 impl Task {
+    /// What is wrong with it that clap can't be told, or would say without what helps.
+    fn objection(&self) -> Option<(ErrorKind, &'static str)> {
+        if self.machine().is_some_and(|machine| {
+            machine.require_cgroup && machine.dangerously_leave_out.contains(&Part::Cgroup)
+        }) {
+            return Some((
+                ErrorKind::ArgumentConflict,
+                "the argument '--require-cgroup' cannot be used with '--dangerously-leave-out cgroup'",
+            ));
+        }
+        match self {
+            Self::Run(args) if args.words.is_empty() && args.code.is_none() => Some((
+                ErrorKind::MissingRequiredArgument,
+                "nothing is named that could be run: say SCRIPT, - for one on standard input, -c CODE, or -- COMMAND",
+            )),
+            Self::Stop(args) if args.names.is_empty() && !args.all => Some((
+                ErrorKind::MissingRequiredArgument,
+                "no sandbox is named: say NAME, or --all for all of them",
+            )),
+            _ => None,
+        }
+    }
+
     /// The options of the machine that it makes, if it makes one by any.
     fn machine(&self) -> Option<&MachineArgs> {
         match self {
@@ -152,6 +186,29 @@ mod tests {
             );
             read(&line("--require-cgroup --dangerously-leave-out seccomp")).unwrap();
             read(&line("--dangerously-leave-out cgroup")).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_objected_to_comes_with_the_usage_of_its_task() {
+        for (line, usage) in [
+            ("run --json", "Usage: sandvmm run [OPTIONS] SCRIPT"),
+            ("stop", "Usage: sandvmm stop NAME"),
+            (
+                "template build a --require-cgroup --dangerously-leave-out cgroup",
+                "Usage: sandvmm template build",
+            ),
+            (
+                "bench boot --require-cgroup --dangerously-leave-out cgroup",
+                "Usage: sandvmm bench boot",
+            ),
+        ] {
+            let words = ["sandvmm"].into_iter().chain(line.split(' '));
+            let words: Vec<OsString> = words.map(OsString::from).collect();
+
+            let text = Cli::read(&words).unwrap_err().to_string();
+
+            assert!(text.contains(usage), "{line}: {text}");
         }
     }
 

@@ -13,6 +13,10 @@ use crate::output;
 /// Exit code when this machine can't.
 const UNFIT: u8 = 1;
 
+pub(crate) const DOCTOR_CODES: &str = "\
+Exit codes:
+  0 this machine can run virtual machines; 1 it can't; 2 usage; 125 what was found can't be printed.";
+
 /// `sandvmm doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {

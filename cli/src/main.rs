@@ -9,8 +9,10 @@ mod environment;
 mod escape;
 mod machine;
 mod notice;
+mod open;
 mod output;
 mod quantity;
+mod refusal;
 mod repl;
 mod run;
 mod session;
@@ -32,7 +34,7 @@ fn main() -> ExitCode {
     let line: Vec<OsString> = std::env::args_os().collect();
     let task = match Cli::read(&line) {
         Ok(cli) => cli.task,
-        Err(error) => return run::refuse(&line, &error),
+        Err(error) => return refusal::refuse(&line, &error),
     };
     let code = match task {
         Task::Run(args) => run::run(&args, &line, called_at),

@@ -32,6 +32,12 @@ pub(crate) fn sentence(error: &dyn Error) -> String {
     text
 }
 
+/// So many of a thing, as people say it.
+pub(crate) fn count(count: u64, thing: &str) -> String {
+    let end = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{end}")
+}
+
 /// One call of write a line: lines of several threads don't mix. A standard error that can't be written to
 /// changes nothing for the run.
 fn write_line(prefix: &str, text: &str) {

@@ -53,7 +53,12 @@ pub(crate) fn print(text: &str, code: u8) -> u8 {
 
 /// Prints what need not be text, likewise.
 pub(crate) fn print_bytes(bytes: &[u8], code: u8) -> u8 {
-    match write_all(rustix::stdio::stdout(), bytes) {
+    written(write_all(rustix::stdio::stdout(), bytes), code)
+}
+
+/// The exit code of what was printed so.
+pub(crate) fn written(result: io::Result<()>, code: u8) -> u8 {
+    match result {
         Ok(()) => code,
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => 141,
         Err(error) => {

@@ -1,6 +1,9 @@
-//! Durations and sizes as they are written on the command line.
+//! Durations, sizes and numbers as they are written on the command line.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
+
+use sandvmm::{MAX_QUOTA_MIB, MIN_QUOTA_MIB};
 
 /// Why a duration or a size could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -11,6 +14,17 @@ pub(crate) enum QuantityError {
     /// Not a size at all.
     #[error("Say a size such as 256M or 2G: a whole number, above 0, of K, M or G")]
     NotASize,
+    /// No number, or one that is not possible.
+    #[error("Say a whole number from {min} to {max}")]
+    NotInRange {
+        /// The least that is possible.
+        min: u32,
+        /// The most.
+        max: u32,
+    },
+    /// A disk that is not possible.
+    #[error("A disk has {MIN_QUOTA_MIB}M to {}G", MAX_QUOTA_MIB >> 10)]
+    NoDisk,
     /// A size that is no whole number of MiB.
     #[error("Sizes come in whole MiB: say a multiple of 1M")]
     NotWholeMib,
@@ -65,6 +79,37 @@ pub(crate) fn parse_timeout(text: &str) -> Result<Option<Duration>, QuantityErro
 /// # Errors
 /// [`QuantityError::NotASize`], [`QuantityError::NotWholeMib`] and [`QuantityError::TooLarge`].
 pub(crate) fn parse_memory_mib(text: &str) -> Result<u32, QuantityError> {
+    let size_kib = parse_kib(text)?;
+    if size_kib % 1024 != 0 {
+        return Err(QuantityError::NotWholeMib);
+    }
+    u32::try_from(size_kib / 1024).map_err(|_| QuantityError::TooLarge)
+}
+
+/// Reads the size of a disk in MiB, of the same form.
+///
+/// # Errors
+/// [`QuantityError::NoDisk`] and those of [`parse_memory_mib`].
+pub(crate) fn parse_disk_mib(text: &str) -> Result<u32, QuantityError> {
+    let size_mib = parse_memory_mib(text)?;
+    if (MIN_QUOTA_MIB..=MAX_QUOTA_MIB).contains(&size_mib) {
+        return Ok(size_mib);
+    }
+    Err(QuantityError::NoDisk)
+}
+
+/// Reads a number of bytes above 0, of the same form and not only in whole MiB.
+///
+/// # Errors
+/// [`QuantityError::NotASize`] and [`QuantityError::TooLarge`].
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, QuantityError> {
+    match parse_kib(text)?.checked_mul(1024) {
+        Some(0) => Err(QuantityError::NotASize),
+        bytes => bytes.ok_or(QuantityError::TooLarge),
+    }
+}
+
+fn parse_kib(text: &str) -> Result<u64, QuantityError> {
     let (number, unit) = split_where(text, |c| !c.is_ascii_digit());
     let unit_kib: u64 = match unit.to_ascii_lowercase().as_str() {
         "k" | "kib" => 1,
@@ -72,13 +117,28 @@ pub(crate) fn parse_memory_mib(text: &str) -> Result<u32, QuantityError> {
         "g" | "gib" => 1024 * 1024,
         _ => return Err(QuantityError::NotASize),
     };
-    let size_kib = whole(number, QuantityError::NotASize)?
+    whole(number, QuantityError::NotASize)?
         .checked_mul(unit_kib)
-        .ok_or(QuantityError::TooLarge)?;
-    if size_kib % 1024 != 0 {
-        return Err(QuantityError::NotWholeMib);
+        .ok_or(QuantityError::TooLarge)
+}
+
+/// A reader of whole numbers of a range.
+pub(crate) fn number<T: TryFrom<u32>>(
+    range: RangeInclusive<u32>,
+) -> impl Fn(&str) -> Result<T, QuantityError> + Clone {
+    move |text| {
+        let otherwise = QuantityError::NotInRange {
+            min: *range.start(),
+            max: *range.end(),
+        };
+        let number = whole(text, otherwise.clone())
+            .ok()
+            .and_then(|number| u32::try_from(number).ok())
+            .filter(|number| range.contains(number));
+        number
+            .and_then(|number| T::try_from(number).ok())
+            .ok_or(otherwise)
     }
-    u32::try_from(size_kib / 1024).map_err(|_| QuantityError::TooLarge)
 }
 
 /// Splits before the first character for which `ends` holds.
@@ -200,11 +260,46 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_number_outside_its_range_is_told_the_range() {
+        let cpus = number::<u8>(1..=32);
+
+        assert_eq!((cpus("1"), cpus("32"), cpus("007")), (Ok(1), Ok(32), Ok(7)));
+        for text in [
+            "",
+            "x",
+            "0",
+            "33",
+            "-1",
+            "+1",
+            "1.5",
+            "99999999999999999999",
+        ] {
+            let said = cpus(text).unwrap_err().to_string();
+            assert_eq!(said, "Say a whole number from 1 to 32", "{text}");
+        }
+    }
+
+    #[test]
+    fn bounds_of_output_are_bytes_and_disks_have_a_least_size() {
+        assert_eq!(parse_bytes("1K"), Ok(1024));
+        assert_eq!(parse_bytes("2M"), Ok(2 << 20));
+        assert_eq!(parse_bytes("0K"), Err(QuantityError::NotASize));
+        assert_eq!(parse_bytes("99999999999999G"), Err(QuantityError::TooLarge));
+        assert_eq!(parse_disk_mib("32M"), Ok(32));
+        assert_eq!(parse_disk_mib("16384G"), Ok(16 << 20));
+        for text in ["0M", "31M", "16385G"] {
+            let said = parse_disk_mib(text).unwrap_err().to_string();
+            assert_eq!(said, "A disk has 32M to 16384G", "{text}");
+        }
+    }
+
     proptest! {
         #[test]
         fn any_text_is_a_quantity_or_an_error(text in "\\PC{0,12}") {
             let _ = parse_timeout(&text);
             let _ = parse_memory_mib(&text);
+            let _ = parse_bytes(&text);
         }
 
         #[test]

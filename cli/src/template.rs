@@ -17,6 +17,9 @@ use args::{TemplateBuildArgs, TemplateTask};
 /// Exit code where a template can't be built or used.
 const FAILED: u8 = 125;
 
+/// Exit code where a file that an option names is none, as of `run`.
+const USAGE: u8 = 2;
+
 /// The template that a run forks without being told to, where it exists and fits.
 const DEFAULT_TEMPLATE: &str = "default";
 
@@ -67,7 +70,10 @@ pub(crate) fn template(task: &TemplateTask) -> u8 {
         Ok(text) => output::print(&text, 0),
         Err(error) => {
             notice::say(&notice::sentence(&error));
-            FAILED
+            match error {
+                BuildError::Network(_) => USAGE,
+                BuildError::Template(_) | BuildError::Log(_) => FAILED,
+            }
         }
     }
 }
@@ -120,8 +126,10 @@ fn list(as_json: bool) -> Result<String, TemplateError> {
         match Template::inspect(&name) {
             Ok(manifest) if as_json => text.push_str(&json(&name, &manifest)),
             Ok(manifest) => text.push_str(&format!(
-                "{name}\t{} MiB\t{} CPUs\t{}\n",
-                manifest.inputs.memory_mib, manifest.inputs.cpus, manifest.inputs_digest
+                "{name}\t{} MiB\t{}\t{}\n",
+                manifest.inputs.memory_mib,
+                notice::count(u64::from(manifest.inputs.cpus), "CPU"),
+                manifest.inputs_digest
             )),
             Err(error) => notice::say(&format!("{name}: {}", notice::sentence(&error))),
         }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use clap::Subcommand;
 use sandvmm::{Workspace, WorkspaceError};
 
+use crate::args::parse_name;
 use crate::notice;
 use crate::output;
 
@@ -19,6 +20,7 @@ pub(crate) enum WorkspaceTask {
     /// Remove one with all that is in it
     Rm {
         /// Its name
+        #[arg(value_parser = parse_name)]
         name: String,
     },
 }
@@ -39,6 +41,13 @@ pub(crate) fn workspace(task: &WorkspaceTask) -> u8 {
 fn list() -> Result<u8, WorkspaceError> {
     let mut text = String::new();
     for found in Workspace::list()? {
+        let found = match found {
+            Ok(found) => found,
+            Err(odd) => {
+                notice::say(&notice::sentence(&odd));
+                continue;
+            }
+        };
         let (used, quota) = (found.used_bytes >> 20, found.quota_bytes >> 20);
         let in_use = if found.in_use { "  in use" } else { "" };
         // A string takes all that is written to it.

@@ -155,3 +155,20 @@ fn a_reader_that_is_gone_ends_logs_as_sigpipe_would() {
     assert_eq!(whole.stdout, b"[1] one\n");
     assert_eq!(status.unwrap().code(), Some(141));
 }
+
+#[test]
+fn a_folder_that_is_no_sessions_keeps_none_from_being_listed_or_stopped() {
+    let silent = Silent::new();
+    let stray = silent.folder().with_file_name("stray");
+    fs::create_dir_all(stray.join("lock")).unwrap();
+
+    let listed = silent.sandvmm(["ls"]).output().unwrap();
+    assert!(listed.status.success(), "{listed:?}");
+    let rows = String::from_utf8_lossy(&listed.stdout);
+    assert!(
+        rows.starts_with("dev\t") && rows.lines().count() == 1,
+        "{rows}"
+    );
+    let said = String::from_utf8_lossy(&listed.stderr);
+    assert!(said.contains("/stray/lock"), "{said}");
+}

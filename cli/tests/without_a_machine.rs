@@ -296,3 +296,122 @@ fn a_standard_output_that_is_full_is_told() {
     assert_eq!(code(&output), 125);
     assert!(said(&output).contains("can't be written"), "{output:?}");
 }
+
+#[test]
+fn what_clap_says_can_not_write_to_the_terminal_either() {
+    for line in [
+        &["run", "--cpus", "\x1b[31mx\x07\n"][..],
+        &["run", "--bo\x1b[31m\ngus", "x.py"],
+        &["\x1b[31m\nnonsense"],
+    ] {
+        let output = call(&mut sandvmm(line));
+
+        let said = said(&output);
+        assert_eq!(code(&output), 2, "{said:?}");
+        assert!(!said.contains(['\x1b', '\x07']), "{said:?}");
+        assert!(said.contains("\\u{1b}[31m"), "{said:?}");
+    }
+}
+
+#[test]
+fn the_object_of_a_line_that_is_none_has_the_whole_sentence() {
+    for (line, sentence) in [
+        (
+            &["--json", "--cpu", "1", "x.py"][..],
+            "Unexpected argument '--cpu' found; a similar argument exists: '--cpus'; to pass '--cpu' as a value, use '-- --cpu'",
+        ),
+        (
+            &["--json", "--cpus", "x", "x.py"],
+            "Invalid value 'x' for '--cpus <N>': Say a whole number from 1 to 32",
+        ),
+        (
+            &["--json", "--cpus", "-1", "x.py"],
+            "Invalid value '-1' for '--cpus <N>': Say a whole number from 1 to 32",
+        ),
+    ] {
+        let object = json(&run(line));
+
+        assert_eq!(object["message"], sentence);
+        assert_eq!(object["exit_code"], 2);
+    }
+}
+
+#[test]
+fn what_can_not_be_is_refused_before_anything_boots() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    fifo(&pipe);
+    let pipe = pipe.to_str().unwrap();
+    let cut = folder.path().join("cut");
+    std::fs::write(&cut, b"\x7fELF\x02\x01\x01").unwrap();
+    let secret = format!("A@b.example=file:{pipe}");
+
+    for (line, words) in [
+        (
+            &["--host-function", "x=nosuch", "-c", "1"][..],
+            "'nosuch' of the function x is not there",
+        ),
+        (
+            &["--host-function", "x=/dev/null", "-c", "1"],
+            "can't be executed",
+        ),
+        (&["--disk", "1M", "-c", "1"], "32M to 16384G"),
+        (&["-u", "4294967295", "-c", "1"], "0 to 4294967294"),
+        (&["--allow-host", "http://a.b", "-c", "1"], "is a URL"),
+        (
+            &["--allow-host", "a.b:0", "-c", "1"],
+            "ports from 1 to 65535",
+        ),
+        (&["--allow-file", pipe, "-c", "1"], "nobody writes"),
+        (&["--egress-log", pipe, "-c", "1"], "nobody reads"),
+        (&["--secret", &secret, "-c", "1"], "nobody writes"),
+        (&["--template", "../x", "-c", "1"], "a name has 1 to 64"),
+        (&["--workspace", "../x", "-c", "1"], "a name has 1 to 64"),
+        (&[cut.to_str().unwrap()], "is cut short"),
+    ] {
+        let output = run(line);
+
+        let said = said(&output);
+        assert_eq!(code(&output), 2, "{line:?}: {said}");
+        assert!(said.contains(words), "{line:?}: {said}");
+    }
+}
+
+#[test]
+fn what_lies_with_the_workspaces_keeps_none_from_being_listed() {
+    let folder = tempfile::tempdir().unwrap();
+    let workspaces = folder.path().join("workspaces");
+    std::fs::create_dir_all(workspaces.join("stray.ext4")).unwrap();
+    std::fs::write(workspaces.join("dev.ext4"), "").unwrap();
+
+    let output = call(sandvmm(["workspace", "list"]).env("SANDVMM_HOME", folder.path()));
+
+    assert_eq!(code(&output), 0, "{output:?}");
+    assert_eq!(output.stdout, b"dev  0M of 0M\n");
+    assert!(
+        said(&output).contains("stray.ext4' is no workspace"),
+        "{output:?}"
+    );
+    assert_eq!(said(&output).lines().count(), 1);
+}
+
+#[test]
+fn help_that_can_not_be_printed_is_told() {
+    for line in [&["--help"][..], &["--version"], &["doctor", "--help"]] {
+        let full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .unwrap();
+
+        let output = sandvmm(line)
+            .stdout(full)
+            .stderr(Stdio::piped())
+            .output()
+            .unwrap();
+
+        assert_eq!(code(&output), 125, "{line:?}");
+        assert!(said(&output).contains("can't be written"), "{output:?}");
+    }
+    let help = call(&mut sandvmm(["doctor", "--help"]));
+    assert!(String::from_utf8_lossy(&help.stdout).contains("1 it can't"));
+}

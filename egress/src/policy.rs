@@ -73,9 +73,16 @@ pub enum RuleError {
     },
     /// A port that is none.
     #[error(
-        "'{text}' has no ports after its colon: say HOST:443 or HOST:443,8443, at most {MAX_RULE_PORTS}"
+        "'{text}' has something else than ports from 1 to 65535 after its colon: say HOST:443 or HOST:443,8443, at most \
+         {MAX_RULE_PORTS}"
     )]
     Ports {
+        /// The rule.
+        text: String,
+    },
+    /// A URL, which says more than is looked at.
+    #[error("'{text}' is a URL: say its host alone, or HOST:PORT")]
+    Url {
         /// The rule.
         text: String,
     },
@@ -128,6 +135,9 @@ impl FromStr for Rule {
 
     fn from_str(text: &str) -> Result<Self, RuleError> {
         let whole = || text.to_owned();
+        if text.contains("://") {
+            return Err(RuleError::Url { text: whole() });
+        }
         let (host, ports) = split(text);
         let ports = match ports {
             None => DEFAULT_PORTS.to_vec(),
@@ -358,6 +368,10 @@ mod tests {
         ] {
             assert!(text.parse::<Rule>().is_err(), "{text:?}");
         }
+        let url = "http://a".parse::<Rule>().unwrap_err();
+        assert!(url.to_string().contains("is a URL"), "{url}");
+        let port = "a.b:0".parse::<Rule>().unwrap_err();
+        assert!(port.to_string().contains("ports from 1 to 65535"), "{port}");
         let many: Vec<String> = (1..=33).map(|port| port.to_string()).collect();
         format!("a:{}", many.join(",")).parse::<Rule>().unwrap_err();
     }

@@ -81,6 +81,7 @@ pub use init::{init, keep_descriptors};
 pub use limit::Limit;
 pub use outcome::{Completion, Ended, ExitStatus, Outcome, Usage};
 pub use pool::{Pool, PoolBuilder, PoolError, Pooled};
+pub use publish::PublishedPort;
 pub use python::{
     Evaluation, MAX_CODE_BYTES, MAX_DISPLAYS, MAX_EVALUATION_OUTPUT_BYTES, OutputStream, Python,
     PythonCall, PythonError, PythonException, Representations,

@@ -1,7 +1,7 @@
 //! Ports of the host that lead to ports of the guest.
 
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,6 +12,7 @@ use egress::guard::Guard;
 use egress::policy::Target;
 use egress::relay::{Count, relay};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
 
 use crate::shared::Shared;
 
@@ -24,6 +25,16 @@ const LOOK_PERIOD: Duration = Duration::from_millis(200);
 /// Stack of a connection's thread.
 const STACK_BYTES: usize = 256 << 10;
 
+/// A port of this host that leads to one of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PublishedPort {
+    /// Where this host listens; the port that the system chose where 0 was asked for.
+    pub address: SocketAddr,
+    /// The guest's port.
+    pub guest_port: u16,
+}
+
 /// A published port.
 #[derive(Debug)]
 struct Published {
@@ -35,6 +46,7 @@ struct Published {
 /// Carries what comes to `listener` to a port of the guest, until the machine is gone.
 pub(crate) fn publish(shared: &Arc<Shared>, listener: TcpListener, port: u16) -> io::Result<()> {
     listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
     let published = Arc::new(Published {
         shared: Arc::clone(shared),
         port,
@@ -43,6 +55,10 @@ pub(crate) fn publish(shared: &Arc<Shared>, listener: TcpListener, port: u16) ->
     thread::Builder::new()
         .name("publish".to_owned())
         .spawn(move || published.serve(&listener))?;
+    shared.is_published(PublishedPort {
+        address,
+        guest_port: port,
+    });
     Ok(())
 }
 

@@ -24,7 +24,7 @@ use crate::error::{FileError, StartError};
 use crate::files::{Entry, Files};
 use crate::images::Images;
 use crate::outcome::Ended;
-use crate::publish::publish;
+use crate::publish::{PublishedPort, publish};
 use crate::python::{Python, PythonError};
 use crate::shared::{CommandInfo, Shared};
 use crate::state::Request;
@@ -261,6 +261,12 @@ impl Sandbox {
             return Err(io::ErrorKind::Unsupported.into());
         }
         publish(&self.shared, listener, port)
+    }
+
+    /// What [`Self::publish`] was called for, in that order.
+    #[must_use]
+    pub fn published(&self) -> Vec<PublishedPort> {
+        self.shared.published()
     }
 
     /// Ends the sandbox at once, from any thread: kills the machine's process and reaps it. What came from

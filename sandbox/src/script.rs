@@ -1,5 +1,7 @@
 //! A script of the host: opened safely, and how a guest is to run it.
 
+mod elf;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -7,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use elf::Elf;
 use rustix::fs::OFlags;
 
 /// Largest script, in bytes; a program of machine code counts as a script too.
@@ -39,6 +42,15 @@ pub enum ScriptError {
          say the command", .0.display()
     )]
     Unknown(PathBuf),
+    /// An ELF file whose end is missing.
+    #[error("The program '{}' is cut short: its end is missing, copy it anew", .0.display())]
+    Cut(PathBuf),
+    /// An ELF file for another processor.
+    #[error("'{}' is a program for another kind of processor: the guest's runs 64-bit x86 programs", .0.display())]
+    Foreign(PathBuf),
+    /// An ELF file that is none to be run.
+    #[error("'{}' is an object file or a core file, not a program: link it, or name another", .0.display())]
+    NotAProgram(PathBuf),
     /// The system refuses to open or read it.
     #[error("The script '{}' can't be read", .path.display())]
     Unreadable {
@@ -72,7 +84,7 @@ impl Launch {
             Some(b"js" | b"mjs") => Some(Self::Interpreter("node")),
             Some(b"rb") => Some(Self::Interpreter("ruby")),
             Some(b"pl") => Some(Self::Interpreter("perl")),
-            _ if has_line || head.starts_with(b"\x7fELF") => Some(Self::Direct),
+            _ if has_line || head.starts_with(elf::MAGIC) => Some(Self::Direct),
             _ => None,
         }
     }
@@ -128,10 +140,18 @@ impl Script {
             .and_then(|_| file.seek(SeekFrom::Start(0)))
             .map_err(unreadable)?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_owned();
-        match Launch::recognise(Path::new(&name), &head) {
-            Some(launch) => Ok(Self { file, name, launch }),
-            None => Err(ScriptError::Unknown(path.to_owned())),
+        let Some(launch) = Launch::recognise(Path::new(&name), &head) else {
+            return Err(ScriptError::Unknown(path.to_owned()));
+        };
+        if launch == Launch::Direct && head == elf::MAGIC {
+            match elf::look(&file).map_err(unreadable)? {
+                Elf::Program => {}
+                Elf::Cut => return Err(ScriptError::Cut(path.to_owned())),
+                Elf::Foreign => return Err(ScriptError::Foreign(path.to_owned())),
+                Elf::NotAProgram => return Err(ScriptError::NotAProgram(path.to_owned())),
+            }
         }
+        Ok(Self { file, name, launch })
     }
 
     /// The last part of the script's path: its name in the guest.

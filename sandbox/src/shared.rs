@@ -20,6 +20,7 @@ use crate::error::StartError;
 use crate::event::{EventKind, Events};
 use crate::freeze::Standstill;
 use crate::outcome::Ended;
+use crate::publish::PublishedPort;
 use crate::save::Saving;
 use crate::state::{ClocksNs, Over, Phase, Refused, Request, State};
 pub use commands::CommandInfo;
@@ -47,6 +48,8 @@ pub(crate) struct Shared {
     pub(crate) events: Events,
     /// Where connections leave and enter, if they may.
     pub(crate) egress: Option<Arc<Egress>>,
+    /// The ports of this host that lead in.
+    published: Mutex<Vec<PublishedPort>>,
 }
 
 impl Shared {
@@ -75,6 +78,7 @@ impl Shared {
             calls: Calls::default(),
             events,
             egress: None,
+            published: Mutex::default(),
         })
     }
 
@@ -94,6 +98,24 @@ impl Shared {
             }
             None => self.lock().over().is_none(),
         }
+    }
+
+    /// A port of this host leads to the guest now.
+    pub(crate) fn is_published(&self, port: PublishedPort) {
+        let mut published = self
+            .published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        published.push(port);
+    }
+
+    /// The ports of this host that lead to the guest.
+    pub(crate) fn published(&self) -> Vec<PublishedPort> {
+        let published = self
+            .published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        published.clone()
     }
 
     /// With a way out.

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,9 +48,7 @@ pub enum WorkspaceError {
         name: String,
     },
     /// Too little or too much.
-    #[error(
-        "A workspace can't have {quota_mib} MiB: give it {MIN_QUOTA_MIB} to {MAX_QUOTA_MIB} MiB"
-    )]
+    #[error("A disk can't have {quota_mib} MiB: give it {MIN_QUOTA_MIB} to {MAX_QUOTA_MIB} MiB")]
     Quota {
         /// What was asked for.
         quota_mib: u32,
@@ -74,6 +73,9 @@ pub enum WorkspaceError {
     /// It could not make one.
     #[error("mke2fs made no file system: {0}")]
     Mke2fs(String),
+    /// Something lies with the workspaces that is none.
+    #[error("'{}' is no workspace: it belongs elsewhere", .0.display())]
+    Stray(PathBuf),
     /// A file or folder could not be used.
     #[error("The workspace's file '{}' could not be {done}", path.display())]
     File {
@@ -175,35 +177,35 @@ impl Workspace {
         self.file
     }
 
-    /// All workspaces, by name.
+    /// All workspaces, by name, and for each other thing in their folder why it is none.
     ///
     /// # Errors
-    /// See [`WorkspaceError`].
-    pub fn list() -> Result<Vec<WorkspaceInfo>, WorkspaceError> {
-        let folder = folder()?;
-        let entries = match fs::read_dir(&folder) {
+    /// When the folder can't be read; see [`WorkspaceError`].
+    pub fn list() -> Result<Vec<Result<WorkspaceInfo, WorkspaceError>>, WorkspaceError> {
+        Self::list_in(&folder()?)
+    }
+
+    fn list_in(
+        folder: &Path,
+    ) -> Result<Vec<Result<WorkspaceInfo, WorkspaceError>>, WorkspaceError> {
+        let entries = match fs::read_dir(folder) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(failed("listed", &folder)(error)),
+            Err(error) => return Err(failed("listed", folder)(error)),
         };
-        let mut found = Vec::new();
+        let mut paths = Vec::new();
         for entry in entries {
-            let path = entry.map_err(failed("listed", &folder))?.path();
-            let name = path.file_stem().and_then(|name| name.to_str());
-            let is_one = path.extension().is_some_and(|kind| kind == EXTENSION);
-            if let (Some(name), true) = (name, is_one) {
-                let file = open(&path)?;
-                let metadata = file.metadata().map_err(failed("looked at", &path))?;
-                found.push(WorkspaceInfo {
-                    name: name.to_owned(),
-                    quota_bytes: metadata.len(),
-                    used_bytes: metadata.blocks().saturating_mul(STAT_BLOCK_BYTES),
-                    in_use: file.try_lock().is_err(),
-                });
+            let path = entry.map_err(failed("listed", folder))?.path();
+            // What is being made, and what scratch disks are copies of.
+            let is_hidden = path
+                .file_name()
+                .is_some_and(|name| name.as_bytes().starts_with(b"."));
+            if !is_hidden {
+                paths.push(path);
             }
         }
-        found.sort_by(|one, two| one.name.cmp(&two.name));
-        Ok(found)
+        paths.sort();
+        Ok(paths.iter().map(|path| info(folder, path)).collect())
     }
 
     /// Removes the workspace of this name with all that is in it.
@@ -242,6 +244,29 @@ fn path(folder: &Path, name: &str) -> Result<PathBuf, WorkspaceError> {
             name: name.to_owned(),
         })
     }
+}
+
+/// What is known of what lies at a path, without changing it.
+fn info(folder: &Path, found: &Path) -> Result<WorkspaceInfo, WorkspaceError> {
+    let stray = || WorkspaceError::Stray(found.to_owned());
+    let name = found.file_stem().and_then(|name| name.to_str());
+    let name = name.ok_or_else(stray)?;
+    // Neither another extension nor a name that none can have.
+    if !matches!(path(folder, name), Ok(path) if path == found) {
+        return Err(stray());
+    }
+    // Before it is opened: that could wait, or do something to a device.
+    let metadata = fs::metadata(found).map_err(failed("looked at", found))?;
+    if !metadata.is_file() {
+        return Err(stray());
+    }
+    let file = File::open(found).map_err(failed("opened", found))?;
+    Ok(WorkspaceInfo {
+        name: name.to_owned(),
+        quota_bytes: metadata.len(),
+        used_bytes: metadata.blocks().saturating_mul(STAT_BLOCK_BYTES),
+        in_use: file.try_lock().is_err(),
+    })
 }
 
 pub(crate) fn open(path: &Path) -> Result<File, WorkspaceError> {
@@ -380,6 +405,36 @@ mod tests {
 
         assert!(error.starts_with("mke2fs made no file system: "), "{error}");
         assert!(error.lines().count() == 1 && error.len() > 40, "{error:?}");
+    }
+
+    #[test]
+    fn what_is_no_workspace_keeps_none_from_being_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "c"] {
+            drop(Workspace::open_or_create_in(folder.path(), name, 64).unwrap());
+        }
+        fs::create_dir(folder.path().join("b.ext4")).unwrap();
+        fs::write(folder.path().join("notes.txt"), "").unwrap();
+        fs::write(folder.path().join("b b.ext4"), "").unwrap();
+        fs::write(folder.path().join(".new-7"), "").unwrap();
+        std::os::unix::fs::symlink("/no/such", folder.path().join("d.ext4")).unwrap();
+
+        let listed = Workspace::list_in(folder.path()).unwrap();
+
+        let (found, odd): (Vec<_>, Vec<_>) = listed.into_iter().partition(Result::is_ok);
+        let names: Vec<_> = found.into_iter().map(|one| one.unwrap().name).collect();
+        assert_eq!(names, ["a", "c"]);
+        let odd: Vec<_> = odd
+            .into_iter()
+            .map(|one| one.unwrap_err().to_string())
+            .collect();
+        for name in ["b.ext4", "notes.txt", "b b.ext4", "d.ext4"] {
+            assert!(
+                odd.iter().any(|said| said.contains(name)),
+                "{name}: {odd:?}"
+            );
+        }
+        assert_eq!(odd.len(), 4);
     }
 
     #[test]

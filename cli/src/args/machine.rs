@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use sandvmm::cell::Part;
 
-use crate::quantity::parse_memory_mib;
+use crate::quantity::{number, parse_memory_mib};
 
 /// The machine that `run` and `bench` make.
 #[derive(Debug, Clone, Args)]
@@ -21,8 +21,7 @@ pub(crate) struct MachineArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) rootfs: Option<PathBuf>,
     /// Virtual processors
-    #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u8).range(1..=32))]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = number::<u8>(1..=32))]
     pub(crate) cpus: u8,
     /// Memory, for example 256M or 2G
     #[arg(long, value_name = "SIZE", default_value = "256M", allow_hyphen_values = true, value_parser = parse_memory_mib)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::quantity::number;
 use crate::run::{Publish, parse_publish, parse_rule};
 
 /// What leaves.
@@ -18,7 +19,7 @@ pub(crate) struct EgressArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) allow_file: Vec<PathBuf>,
     /// What passes on this port is neither TLS nor HTTP and is not looked into; may be repeated
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "PORT", allow_negative_numbers = true, value_parser = number::<u16>(1..=65_535))]
     pub(crate) raw_port: Vec<u16>,
     /// Append a line of JSON to this file for each connection that was tried
     #[arg(long, value_name = "FILE")]
@@ -40,7 +41,8 @@ pub(crate) struct NetworkArgs {
     /// Know the servers of these hosts also by the certificates in this file (PEM), beside those that this host trusts
     #[arg(long, value_name = "FILE", requires = "secret")]
     pub(crate) egress_ca: Option<PathBuf>,
-    /// Forward a port of this host, on its loopback unless an address is named, to one of the guest; may be repeated
+    /// Forward a port of this host, on its loopback unless an address is named, to one of the guest; for PORT 0 the system
+    /// chooses one, which is said; may be repeated
     #[arg(long, value_name = "[ADDRESS:]PORT:GUESTPORT", value_parser = parse_publish)]
     pub(crate) publish: Vec<Publish>,
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
-use super::{MachineArgs, NetworkArgs};
-use crate::quantity::{Timeout, parse_memory_mib};
+use super::{MachineArgs, NetworkArgs, parse_name};
+use crate::quantity::{Timeout, parse_disk_mib};
 use crate::run::{Copy, HostFunction};
 
 /// The sandbox that `run` and `start` make.
@@ -28,17 +28,17 @@ pub(crate) struct SandboxArgs {
     pub(crate) host_function: Vec<HostFunction>,
     /// Keep all that is written in the workspace NAME, which is made if there is none; the next run with it finds
     /// everything again
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub(crate) workspace: Option<String>,
     /// Keep what is written on a disk of the host of this size, for example 1G, instead of in the guest's memory; it is gone at the
     /// end
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_memory_mib, conflicts_with = "workspace")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_disk_mib, conflicts_with = "workspace")]
     pub(crate) disk: Option<u32>,
     /// How much a workspace that is made can hold
-    #[arg(long, value_name = "SIZE", default_value = "8G", allow_hyphen_values = true, value_parser = parse_memory_mib, requires = "workspace")]
+    #[arg(long, value_name = "SIZE", default_value = "8G", allow_hyphen_values = true, value_parser = parse_disk_mib, requires = "workspace")]
     pub(crate) workspace_size: u32,
     /// Fork this template [default: `default`, where it exists and has the processors, memory and images that are asked for]
-    #[arg(long, value_name = "NAME",
+    #[arg(long, value_name = "NAME", value_parser = parse_name,
           conflicts_with_all = ["cold", "kernel", "initrd", "rootfs", "cpus", "memory", "workspace", "disk"])]
     pub(crate) template: Option<String>,
     /// Boot a machine, and fork no template

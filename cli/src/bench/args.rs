@@ -2,7 +2,8 @@
 
 use clap::{Args, Subcommand};
 
-use crate::args::MachineArgs;
+use crate::args::{MachineArgs, parse_name};
+use crate::quantity::number;
 
 /// Runs that `bench` makes unless told otherwise.
 const DEFAULT_BENCH_RUNS: u32 = 20;
@@ -32,7 +33,7 @@ pub(crate) enum Bench {
 pub(crate) struct BenchBootArgs {
     /// How many machines to boot
     #[arg(short = 'n', long = "runs", value_name = "N", default_value_t = DEFAULT_BENCH_RUNS,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BENCH_RUNS)))]
+          allow_negative_numbers = true, value_parser = number::<u32>(1..=MAX_BENCH_RUNS))]
     pub(crate) runs: u32,
     /// Print one JSON object with every sample
     #[arg(long)]
@@ -47,16 +48,16 @@ pub(crate) struct BenchBootArgs {
 pub(crate) struct BenchForkArgs {
     /// How many forks to make
     #[arg(short = 'n', long = "runs", value_name = "N", default_value_t = DEFAULT_BENCH_RUNS,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BENCH_RUNS)))]
+          allow_negative_numbers = true, value_parser = number::<u32>(1..=MAX_BENCH_RUNS))]
     pub(crate) runs: u32,
     /// Print one JSON object with every sample
     #[arg(long)]
     pub(crate) json: bool,
     /// Fork this template, built with --warm [default: one of the machine below, built for the measurement and removed]
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
+    #[arg(long, value_name = "NAME", value_parser = parse_name, conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
     pub(crate) template: Option<String>,
     /// Take each fork from a pool of so many that wait; clocks begin with the taking
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = number::<u16>(1..=65_535))]
     pub(crate) pool: Option<u16>,
     /// The machine.
     #[command(flatten)]
@@ -68,7 +69,7 @@ pub(crate) struct BenchForkArgs {
 pub(crate) struct BenchStreamsArgs {
     /// How often each is measured
     #[arg(short = 'n', long = "runs", value_name = "N", default_value_t = DEFAULT_BENCH_RUNS,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_BENCH_RUNS)))]
+          allow_negative_numbers = true, value_parser = number::<u32>(1..=MAX_BENCH_RUNS))]
     pub(crate) runs: u32,
     /// Print one JSON object
     #[arg(long)]
@@ -83,13 +84,13 @@ pub(crate) struct BenchStreamsArgs {
 pub(crate) struct BenchDensityArgs {
     /// How many machines to keep alive, as far as they start
     #[arg(short = 'n', long = "machines", value_name = "N", default_value_t = DEFAULT_DENSITY_MACHINES,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DENSITY_MACHINES)))]
+          allow_negative_numbers = true, value_parser = number::<u32>(1..=MAX_DENSITY_MACHINES))]
     pub(crate) machines: u32,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
     /// Fork this template instead of booting
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
+    #[arg(long, value_name = "NAME", value_parser = parse_name, conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
     pub(crate) template: Option<String>,
     /// The machine.
     #[command(flatten)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::args::{MachineArgs, NetworkArgs, ProgramArgs};
+use crate::args::{MachineArgs, NetworkArgs, ProgramArgs, parse_name};
 use crate::quantity::Timeout;
 
 /// `sandvmm repl`.
@@ -23,7 +23,7 @@ pub(crate) struct ReplArgs {
     #[command(flatten)]
     pub(crate) program: ProgramArgs,
     /// Fork this template [default: boot]
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
+    #[arg(long, value_name = "NAME", value_parser = parse_name, conflicts_with_all = ["kernel", "initrd", "rootfs", "cpus", "memory"])]
     pub(crate) template: Option<String>,
     /// What leaves and enters.
     #[command(flatten)]

@@ -151,7 +151,9 @@ fn begin<'a>(
         .map_err(|error| failed(&error))?;
     // From here on a signal ends it.
     let sandbox = shared.sandbox.get_or_init(|| sandbox);
-    network.publish(sandbox).map_err(|error| failed(&error))?;
+    network
+        .publish(sandbox, false)
+        .map_err(|error| failed(&error))?;
     sandbox.wait_ready().map_err(|error| failed(&error))?;
     let mut command = sandbox.command(PYTHON);
     command.envs(variables.iter().map(|(key, value)| (key, value)));

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::Copy;
 use crate::args::{ProgramArgs, SandboxArgs, copy_parser};
-use crate::quantity::{Timeout, parse_memory_mib};
+use crate::quantity::{Timeout, parse_bytes};
 
 pub(crate) const RUN_USAGE: &str = "sandvmm run [OPTIONS] SCRIPT [ARGS...]
        sandvmm run [OPTIONS] -- COMMAND [ARGS...]
@@ -33,12 +33,7 @@ Exit codes:
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RunArgs {
     /// A script of the host, or `-` for one from standard input; after `--`, a command of the guest
-    #[arg(
-        value_name = "SCRIPT",
-        trailing_var_arg = true,
-        required_unless_present = "code",
-        hide = true
-    )]
+    #[arg(value_name = "SCRIPT", trailing_var_arg = true, hide = true)]
     pub(crate) words: Vec<OsString>,
     /// Python code to run; the words after it are its arguments, after -- those that look like options
     #[arg(short = 'c', value_name = "CODE")]
@@ -47,9 +42,9 @@ pub(crate) struct RunArgs {
     /// Longest time for all of it, for example 30s, 1m30s or 500ms; 0 for none
     #[arg(long, value_name = "DURATION", default_value = "30s", allow_hyphen_values = true, value_parser = Timeout::parse)]
     pub(crate) timeout: Timeout,
-    /// End the program when it has written more than this, for example 64M
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_memory_mib)]
-    pub(crate) max_output: Option<u32>,
+    /// End the program when it has written more than this, for example 64M or 1K
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, value_parser = parse_bytes)]
+    pub(crate) max_output: Option<u64>,
     /// What the program finds around it.
     #[command(flatten)]
     pub(crate) program: ProgramArgs,
@@ -117,7 +112,6 @@ impl RunArgs {
 mod tests {
     use std::time::Duration;
 
-    use clap::Parser;
     use clap::error::ErrorKind;
     use sandvmm::cell::Part;
 
@@ -130,10 +124,7 @@ mod tests {
             .chain(line)
             .map(OsString::from)
             .collect();
-        match Cli::try_parse_from(&line)
-            .map_err(|error| error.kind())?
-            .task
-        {
+        match Cli::read(&line).map_err(|error| error.kind())?.task {
             Task::Run(args) => {
                 let program = args.program(&line);
                 Ok((*args, program))

@@ -119,6 +119,12 @@ pub(crate) fn download(files: &Files<'_>, copies: &[Copy], quiet: bool) -> Resul
 
 /// Says that some files were not copied.
 pub(crate) fn tell_left_out(count: u64, first: &str) {
+    if count == 1 {
+        notice::say(&format!(
+            "'{first}' was not copied since it is a link, a device, a pipe or a socket"
+        ));
+        return;
+    }
     notice::say(&format!(
         "{count} files were not copied since they are links, devices, pipes or sockets, the first of them '{first}'"
     ));

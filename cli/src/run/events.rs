@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use sandvmm::Event;
 
-use crate::notice;
+use crate::{notice, open};
 
 /// Events that wait for the file to take them; further ones are counted, and told of.
 const MAX_WAITING: usize = 4096;
@@ -23,7 +23,10 @@ impl Writer {
     /// # Errors
     /// When it can't be written, or there is no thread.
     pub(crate) fn start(path: &Path) -> io::Result<(SyncSender<Event>, Self)> {
-        let file = File::create(path)?;
+        let file = open::to_write(
+            File::options().write(true).create(true).truncate(true),
+            path,
+        )?;
         let (sender, events) = sync_channel(MAX_WAITING);
         let thread = thread::Builder::new()
             .name("events".into())

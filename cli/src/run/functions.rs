@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use sandvmm::{CallLimits, HostFunctionError, Sandbox};
 use serde_json::value::RawValue;
 
 /// The variable that tells a program which function it is.
 const NAME_VARIABLE: &str = "SANDVMM_FUNCTION";
+
+/// Where a program is looked for without a `PATH`, as of `execvp(3)` in the GNU C library.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// How long a call may take. Then its program is killed with all that it started in its process group.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
@@ -62,6 +66,30 @@ impl HostFunction {
     }
 }
 
+/// Why a function can't be had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FunctionError {
+    /// Its name can't be.
+    #[error(transparent)]
+    Name(#[from] HostFunctionError),
+    /// There is no such program.
+    #[error("The program '{}' of the function {name} is not there: name one of PATH, or its path", .program.display())]
+    NoProgram {
+        /// The function's name.
+        name: String,
+        /// The program.
+        program: PathBuf,
+    },
+    /// It is there and can't be executed.
+    #[error("The program '{}' of the function {name} can't be executed: it must be a file that may be (chmod +x)", .program.display())]
+    NotExecutable {
+        /// The function's name.
+        name: String,
+        /// The program.
+        program: PathBuf,
+    },
+}
+
 /// The programs that run, each the leader of its process group.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Programs(Arc<Mutex<Live>>);
@@ -78,18 +106,24 @@ impl Programs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks whether all functions can be registered, before there is a guest.
+    /// Looks whether all functions can be registered and their programs started, before there is a guest.
     ///
     /// # Errors
-    /// [`HostFunctionError::Name`] and [`HostFunctionError::Taken`].
-    pub(crate) fn check(functions: &[HostFunction]) -> Result<(), HostFunctionError> {
+    /// See [`FunctionError`].
+    pub(crate) fn check(functions: &[HostFunction]) -> Result<(), FunctionError> {
         let mut known = BTreeSet::new();
-        for HostFunction { name, .. } in functions {
+        for HostFunction { name, program } in functions {
             if !sandvmm::is_host_function_name(name) {
-                return Err(HostFunctionError::Name(name.clone()));
+                return Err(HostFunctionError::Name(name.clone()).into());
             }
             if !known.insert(name) {
-                return Err(HostFunctionError::Taken(name.clone()));
+                return Err(HostFunctionError::Taken(name.clone()).into());
+            }
+            let (name, program) = (name.clone(), program.clone());
+            match find(&program, std::env::var_os("PATH").as_deref()) {
+                Found::Executable => {}
+                Found::Other => return Err(FunctionError::NotExecutable { name, program }),
+                Found::Nothing => return Err(FunctionError::NoProgram { name, program }),
             }
         }
         Ok(())
@@ -155,6 +189,45 @@ impl Programs {
             .map_err(|error| format!("The function's program can't be started: {error}"))?;
         live.groups.push(Pid::from_child(&child));
         Ok(child)
+    }
+}
+
+/// What a program's name leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Executable,
+    Other,
+    Nothing,
+}
+
+/// Looks for a program as `execvp(3)` does: a name without a slash in the folders of `PATH`.
+fn find(program: &Path, path: Option<&OsStr>) -> Found {
+    if program.as_os_str().as_bytes().contains(&b'/') {
+        return look_at(program);
+    }
+    let mut found = Found::Nothing;
+    for folder in std::env::split_paths(path.unwrap_or_else(|| OsStr::new(DEFAULT_PATH))) {
+        match look_at(&Path::new(".").join(folder).join(program)) {
+            Found::Executable => return Found::Executable,
+            Found::Other => found = Found::Other,
+            Found::Nothing => {}
+        }
+    }
+    found
+}
+
+fn look_at(file: &Path) -> Found {
+    match std::fs::metadata(file) {
+        Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied) => Found::Other,
+        Err(_) => Found::Nothing,
+        Ok(metadata) => {
+            let access = accessat(CWD, file, Access::EXEC_OK, AtFlags::EACCESS);
+            if metadata.is_file() && access.is_ok() {
+                Found::Executable
+            } else {
+                Found::Other
+            }
+        }
     }
 }
 
@@ -288,15 +361,57 @@ mod tests {
     fn names_that_are_none_or_twice_are_told_before_there_is_a_guest() {
         let function = |name: &str| HostFunction {
             name: name.to_owned(),
-            program: "x".into(),
+            program: "true".into(),
         };
 
         let bad = Programs::check(&[function("a-b")]).unwrap_err();
         let twice = Programs::check(&["a", "b", "a"].map(function)).unwrap_err();
 
-        assert!(matches!(bad, HostFunctionError::Name(name) if name == "a-b"));
-        assert!(matches!(twice, HostFunctionError::Taken(name) if name == "a"));
+        assert!(matches!(bad, FunctionError::Name(HostFunctionError::Name(name)) if name == "a-b"));
+        assert!(
+            matches!(twice, FunctionError::Name(HostFunctionError::Taken(name)) if name == "a")
+        );
         Programs::check(&["a", "b"].map(function)).unwrap();
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_or_none_is_told_before_there_is_a_guest() {
+        let check = |program: &Path| {
+            let (name, program) = ("f".to_owned(), program.to_owned());
+            Programs::check(&[HostFunction { name, program }])
+        };
+        let (own, folder) = function("");
+        let plain = folder.path().join("plain");
+        std::fs::write(&plain, "#!/bin/sh\n").unwrap();
+
+        for program in [own.program.as_path(), Path::new("sh"), Path::new("/bin/sh")] {
+            check(program).unwrap();
+        }
+        for program in ["nosuch", "/no/such", "./nosuch", "/bin/sh/x"] {
+            let refused = check(Path::new(program)).unwrap_err();
+            assert!(
+                matches!(refused, FunctionError::NoProgram { .. }),
+                "{refused}"
+            );
+        }
+        for program in [plain.as_path(), folder.path(), Path::new("/dev/null")] {
+            let refused = check(program).unwrap_err();
+            assert!(
+                matches!(refused, FunctionError::NotExecutable { .. }),
+                "{refused}"
+            );
+        }
+        // The first of PATH that can be executed is it, wherever others of its name are.
+        let path = format!("{}:{}", plain.display(), folder.path().display());
+        assert_eq!(
+            find(Path::new("plain"), Some(OsStr::new(&path))),
+            Found::Other
+        );
+        assert_eq!(
+            find(Path::new("program"), Some(OsStr::new(&path))),
+            Found::Executable
+        );
+        assert_eq!(find(Path::new("sh"), None), Found::Executable);
     }
 
     #[test]

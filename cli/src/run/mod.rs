@@ -27,7 +27,6 @@ pub(crate) use network::{Network, NetworkError, Publish, parse_publish, parse_ru
 pub(crate) use report::Timeline;
 
 use std::ffi::OsString;
-use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -55,22 +54,10 @@ enum Event {
     Over(u8),
 }
 
-/// Answers a command line that is none, or that asks for help: in clap's words, or as one object where a run's is asked for.
-pub(crate) fn refuse(line: &[OsString], error: &clap::Error) -> ExitCode {
-    let is_run = line.get(1).is_some_and(|word| word == "run");
-    let mut options = line.iter().take_while(|word| *word != "--");
-    let wants_object = is_run && options.any(|word| word == "--json");
-    if !error.use_stderr() || !wants_object {
-        // Where nobody reads it, the exit code says it.
-        let _ = error.print();
-        return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
-    }
-    let text = error.to_string();
-    let sentence = text.lines().next().unwrap_or_default();
-    let sentence = sentence.strip_prefix("error: ").unwrap_or(sentence);
+/// Answers a command line that is none with the object that it asks for, and gives the exit code.
+pub(crate) fn refuse(sentence: &str) -> u8 {
     let verdict = Verdict::failed(USAGE, Failure::Usage, sentence.to_owned());
-    let report = Report::of_failure(&verdict);
-    ExitCode::from(output::print(&report.line(), verdict.exit_code))
+    output::print(&Report::of_failure(&verdict).line(), verdict.exit_code)
 }
 
 /// Runs it and gives the exit code; `line` is the whole command line.

@@ -2,7 +2,7 @@
 //! of all attempts.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sandvmm::egress::{MAX_ROOTS_BYTES, Record, Rule, RuleError, Secret, Verdict};
-use sandvmm::{Sandbox, SandboxBuilder};
+use sandvmm::{PublishedPort, Sandbox, SandboxBuilder};
 use serde::Serialize;
 
 use super::secret::{self, SecretArgError};
 use crate::args::{EgressArgs, NetworkArgs};
-use crate::notice;
+use crate::{notice, open};
 
 /// Largest file of rules that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -100,8 +100,11 @@ pub(crate) fn parse_publish(text: &str) -> Result<Publish, String> {
 }
 
 /// `HOST[:PORT[,PORT]]`.
-pub(crate) fn parse_rule(text: &str) -> Result<String, RuleError> {
-    text.parse::<Rule>().map(|rule| rule.to_string())
+pub(crate) fn parse_rule(text: &str) -> Result<String, String> {
+    let rule = text.parse::<Rule>();
+    // Clap tells no sources.
+    rule.map(|rule| rule.to_string())
+        .map_err(|error| notice::sentence(&error))
 }
 
 /// What leaves a run and what enters it.
@@ -111,7 +114,8 @@ pub(crate) struct Network {
     raw_ports: Vec<u16>,
     secrets: Vec<Secret>,
     roots_pem: Vec<u8>,
-    published: Vec<(TcpListener, u16)>,
+    /// What listens here, the guest's port, and whether the system chose the one here.
+    published: Vec<(TcpListener, u16, bool)>,
     log: Option<File>,
     told: Arc<Mutex<Told>>,
 }
@@ -143,6 +147,7 @@ pub(crate) struct NetworkReport {
     bytes_in: u64,
     refused: Vec<Refused>,
     refused_truncated: bool,
+    published: Vec<PublishedPort>,
 }
 
 impl Network {
@@ -159,7 +164,7 @@ impl Network {
                 address: *address,
                 source,
             })?;
-            Ok::<_, NetworkError>((listener, *port))
+            Ok::<_, NetworkError>((listener, *port, address.port() == 0))
         });
         Ok(Self {
             secrets,
@@ -179,7 +184,7 @@ impl Network {
             rules.extend(read_rules(path)?);
         }
         let log = args.egress_log.as_ref().map(|path| {
-            let opened = OpenOptions::new().create(true).append(true).open(path);
+            let opened = open::to_write(File::options().create(true).append(true), path);
             opened.map_err(|source| NetworkError::File {
                 path: path.clone(),
                 action: "written",
@@ -249,20 +254,26 @@ impl Network {
         }))
     }
 
-    /// Has the sandbox carry what comes to the published ports.
+    /// Has the sandbox carry what comes to the published ports. Which port the system chose is said, also where a report will come: that is
+    /// too late to use it.
     ///
     /// # Errors
     /// When the system refuses a thread.
-    pub(crate) fn publish(&self, sandbox: &Sandbox) -> std::io::Result<()> {
-        for (listener, port) in &self.published {
+    pub(crate) fn publish(&self, sandbox: &Sandbox, is_quiet: bool) -> std::io::Result<()> {
+        for (listener, port, is_chosen) in &self.published {
             sandbox.publish(listener.try_clone()?, *port)?;
+            if *is_chosen && !is_quiet {
+                let address = listener.local_addr()?;
+                notice::say(&format!("{address} leads to port {port} of the guest"));
+            }
         }
         Ok(())
     }
 
     /// What left a sandbox that has ended; none where nothing may.
     pub(crate) fn report(&self, sandbox: Option<&Sandbox>) -> Option<NetworkReport> {
-        let handle = sandbox?.egress()?;
+        let sandbox = sandbox?;
+        let handle = sandbox.egress()?;
         handle.settle(SETTLE_LIMIT);
         let totals = handle.totals();
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -274,6 +285,7 @@ impl Network {
             bytes_in: totals.bytes_in,
             refused: told.listed.clone(),
             refused_truncated: told.is_truncated,
+            published: sandbox.published(),
         })
     }
 }
@@ -306,7 +318,7 @@ impl Told {
 fn read_roots(path: &Path) -> Result<Vec<u8>, NetworkError> {
     let mut pem = Vec::new();
     // What is longer is refused, as such, where it is read.
-    File::open(path)
+    open::to_read(path)
         .and_then(|file| file.take(MAX_ROOTS_BYTES as u64 + 1).read_to_end(&mut pem))
         .map_err(|source| NetworkError::File {
             path: path.to_owned(),
@@ -323,7 +335,7 @@ fn read_rules(path: &Path) -> Result<Vec<String>, NetworkError> {
         action: "read",
         source,
     };
-    let file = File::open(path).map_err(unreadable)?;
+    let file = open::to_read(path).map_err(unreadable)?;
     let mut text = String::new();
     file.take(MAX_FILE_BYTES + 1)
         .read_to_string(&mut text)
@@ -337,11 +349,12 @@ fn read_rules(path: &Path) -> Result<Vec<String>, NetworkError> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        rules.push(parse_rule(line).map_err(|source| NetworkError::Line {
+        let rule: Rule = line.parse().map_err(|source| NetworkError::Line {
             path: path.to_owned(),
             line: index + 1,
             source,
-        })?);
+        })?;
+        rules.push(rule.to_string());
     }
     Ok(rules)
 }

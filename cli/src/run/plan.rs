@@ -2,7 +2,6 @@
 
 use std::ffi::{OsStr, OsString};
 
-use sandvmm::HostFunctionError;
 use sandvmm::script::{Script, ScriptError};
 
 use crate::environment::{self, EnvironmentError, Variable};
@@ -10,7 +9,7 @@ use crate::terminal;
 
 use super::args::{Program, RunArgs};
 use super::copies::{self, CopyError};
-use super::functions::Programs;
+use super::functions::{FunctionError, Programs};
 use super::network::{Network, NetworkError};
 
 /// Python's name in the guest.
@@ -30,7 +29,7 @@ pub(crate) enum PlanError {
     Copy(#[from] CopyError),
     /// A function of the host can't be called so.
     #[error(transparent)]
-    HostFunction(#[from] HostFunctionError),
+    HostFunction(#[from] FunctionError),
     /// The variables are wrong.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),

@@ -1,13 +1,14 @@
 //! `--secret NAME@HOST,...[=SOURCE]`: a secret is named here, and where its value comes from; never the value itself, which other
 //! users could read in the list of processes.
 
-use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 
 use sandvmm::egress::{MAX_SECRET_BYTES, Secret, SecretError};
+
+use crate::open;
 
 /// What tells where a value comes from.
 const ENV: &str = "env:";
@@ -116,7 +117,7 @@ fn variable(name: &str, variable: &str) -> Result<Vec<u8>, SecretArgError> {
 }
 
 fn file(name: &str, path: PathBuf) -> Result<Vec<u8>, SecretArgError> {
-    match File::open(&path).and_then(text) {
+    match open::to_read(&path).and_then(text) {
         Ok(value) => Ok(value),
         Err(source) => Err(SecretArgError::File {
             name: name.to_owned(),

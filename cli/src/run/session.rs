@@ -221,7 +221,7 @@ impl Session {
         let sandbox = self.shared.sandbox.get_or_init(|| sandbox);
         self.plan
             .network
-            .publish(sandbox)
+            .publish(sandbox, self.args.quiet)
             .map_err(|error| Verdict::system(&error))?;
         match self.shared.interruption() {
             Some(verdict) => Err(verdict),
@@ -448,8 +448,8 @@ impl Session {
         if let Some(user) = &self.args.program.user {
             command.user(user);
         }
-        if let Some(mib) = self.args.max_output {
-            command.max_output_bytes(u64::from(mib) << 20);
+        if let Some(bytes) = self.args.max_output {
+            command.max_output_bytes(bytes);
         }
         if self.args.tty {
             let size = terminal::size();

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 
 use clap::Args;
 
-use crate::args::{ProgramArgs, SandboxArgs};
-use crate::quantity::Timeout;
+use crate::args::{ProgramArgs, SandboxArgs, parse_name, parse_user};
+use crate::quantity::{Timeout, number};
 
 pub(crate) const START_EXAMPLES: &str = "\
 Examples:
@@ -17,11 +17,14 @@ Examples:
   sandvmm logs dev                         What that one prints
   sandvmm stop dev                         All of it is gone";
 
+pub(crate) const STOP_USAGE: &str = "sandvmm stop NAME...
+       sandvmm stop --all";
+
 /// `sandvmm start`.
 #[derive(Debug, Args)]
 pub(crate) struct StartArgs {
     /// How it is found again: letters, digits, `.`, `_` and `-`
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub(crate) name: String,
     /// End it when no command has run in it for so long, for example 30m; 0 for never
     #[arg(long, value_name = "DURATION", default_value = "0", allow_hyphen_values = true, value_parser = Timeout::parse)]
@@ -44,6 +47,7 @@ pub(crate) struct StartArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ResumeArgs {
     /// Its name
+    #[arg(value_parser = parse_name)]
     pub(crate) name: String,
     /// End it when no command has run in it for so long; 0 for never
     #[arg(long, value_name = "DURATION", default_value = "0", allow_hyphen_values = true, value_parser = Timeout::parse)]
@@ -57,6 +61,7 @@ pub(crate) struct ResumeArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
     /// The sandbox's name
+    #[arg(value_parser = parse_name)]
     pub(crate) name: String,
     /// The command and its arguments
     #[arg(value_name = "COMMAND", last = true, required = true)]
@@ -82,6 +87,7 @@ pub(crate) struct ExecArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ShellArgs {
     /// The sandbox's name
+    #[arg(value_parser = parse_name)]
     pub(crate) name: String,
     /// What the shell finds around it.
     #[command(flatten)]
@@ -96,7 +102,7 @@ pub(crate) struct CpArgs {
     /// The copy's own path: NAME:PATH, or PATH
     pub(crate) to: OsString,
     /// As whom, in the guest [default: an unprivileged user]
-    #[arg(short = 'u', long = "user", value_name = "USER[:GROUP]")]
+    #[arg(short = 'u', long = "user", value_name = "USER[:GROUP]", value_parser = parse_user)]
     pub(crate) user: Option<String>,
     /// Do not say what was left out
     #[arg(short = 'q', long)]
@@ -107,6 +113,7 @@ pub(crate) struct CpArgs {
 #[derive(Debug, Args)]
 pub(crate) struct PsArgs {
     /// The sandbox's name
+    #[arg(value_parser = parse_name)]
     pub(crate) name: String,
     /// Print one JSON object a line
     #[arg(long)]
@@ -117,11 +124,13 @@ pub(crate) struct PsArgs {
 #[derive(Debug, Args)]
 pub(crate) struct KillArgs {
     /// The sandbox's name
+    #[arg(value_parser = parse_name)]
     pub(crate) name: String,
     /// The command's number, as `ps` and `exec -d` print it
+    #[arg(allow_negative_numbers = true, value_parser = number::<u32>(1..=u32::MAX))]
     pub(crate) id: u32,
     /// Send this signal to the command's process group instead, by its Linux number
-    #[arg(short = 's', long, value_name = "NUMBER", value_parser = clap::value_parser!(i32).range(1..=64))]
+    #[arg(short = 's', long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = number::<i32>(1..=64))]
     pub(crate) signal: Option<i32>,
 }
 
@@ -129,6 +138,7 @@ pub(crate) struct KillArgs {
 #[derive(Debug, Args)]
 pub(crate) struct SessionArgs {
     /// Its name
+    #[arg(value_parser = parse_name)]
     pub(crate) name: String,
 }
 
@@ -136,6 +146,7 @@ pub(crate) struct SessionArgs {
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
     /// The sandbox's name
+    #[arg(value_parser = parse_name)]
     pub(crate) name: String,
     /// Go on with what is printed from now on, until the sandbox ends
     #[arg(short = 'f', long)]
@@ -146,7 +157,7 @@ pub(crate) struct LogsArgs {
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
     /// Their names
-    #[arg(required_unless_present = "all")]
+    #[arg(value_name = "NAME", value_parser = parse_name)]
     pub(crate) names: Vec<String>,
     /// All of this user
     #[arg(long, conflicts_with = "names")]
@@ -163,13 +174,15 @@ pub(crate) struct LsArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use std::ffi::OsString;
+
     use clap::error::ErrorKind;
 
     use crate::args::{Cli, Task};
 
     fn parse(line: &str) -> Result<Task, ErrorKind> {
-        Cli::try_parse_from(line.split(' '))
+        let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        Cli::read(&words)
             .map(|cli| cli.task)
             .map_err(|error| error.kind())
     }

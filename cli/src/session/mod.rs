@@ -51,9 +51,7 @@ pub(crate) fn cp(args: &CpArgs) -> u8 {
         (Some((name, from)), None) => Session::open(name)
             .and_then(|session| session.copy_out(from, Path::new(&args.to), user)),
         _ => {
-            notice::say(
-                "One of both must be NAME:PATH, and the other a path here: write ./a:b for a file with a colon in its name",
-            );
+            notice::say(&no_copy(&args.from, &args.to));
             return USAGE;
         }
     };
@@ -80,6 +78,26 @@ fn in_session(word: &OsStr) -> Option<(&str, &Path)> {
         return None;
     }
     Some((name, Path::new(OsStr::from_bytes(path))))
+}
+
+/// Why two words are no copy.
+fn no_copy(from: &OsStr, to: &OsStr) -> String {
+    let pathless = [from, to].into_iter().find(|word| {
+        let name = word.as_bytes().strip_suffix(b":");
+        name.is_some_and(|name| !name.is_empty() && !name.contains(&b'/') && !name.contains(&b':'))
+    });
+    if let Some(word) = pathless {
+        let word = word.display();
+        return format!(
+            "'{word}' names no path in the sandbox: say {word}NAME for a copy in its user's home, or {word}/PATH"
+        );
+    }
+    let (from, to, is_sandbox) = (from.display(), to.display(), in_session(from).is_some());
+    let which = if is_sandbox { "both are" } else { "none is" };
+    format!(
+        "Of '{from}' and '{to}' {which} in a sandbox: one must be NAME:PATH, and the other a path here; write ./a:b for a \
+         file with a colon in its name"
+    )
 }
 
 /// Shows the commands that run.
@@ -128,7 +146,7 @@ pub(crate) fn kill(args: &KillArgs) -> u8 {
 pub(crate) fn stop(args: &StopArgs) -> u8 {
     let names = if args.all {
         match Session::list() {
-            Ok(found) => found.into_iter().map(|info| info.name).collect(),
+            Ok(found) => listed(found).map(|info| info.name).collect(),
             Err(error) => return failed(&error),
         }
     } else {
@@ -152,6 +170,15 @@ pub(crate) fn pause(args: &SessionArgs) -> u8 {
     conclude(paused.map(|()| String::new()))
 }
 
+/// The sessions of a list; what is none of its folder is said.
+fn listed(found: Vec<Result<SessionInfo, SessionError>>) -> impl Iterator<Item = SessionInfo> {
+    found.into_iter().filter_map(|found| {
+        found
+            .inspect_err(|odd| notice::say(&notice::sentence(odd)))
+            .ok()
+    })
+}
+
 /// Shows all sessions.
 pub(crate) fn ls(args: &LsArgs) -> u8 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -164,7 +191,7 @@ pub(crate) fn ls(args: &LsArgs) -> u8 {
                 as_line(info, now_s)
             }
         };
-        found.iter().map(line).collect()
+        listed(found).map(|info| line(&info)).collect()
     }))
 }
 
@@ -173,7 +200,7 @@ fn as_json(info: &SessionInfo) -> String {
     let object = json!({
         "name": info.name, "is_ready": info.is_ready, "pid": info.pid,
         "started_unix_s": info.started_unix_s, "cpus": info.cpus, "memory_mib": info.memory_mib,
-        "idle_s": seconds(info.idle), "timeout_s": seconds(info.timeout),
+        "idle_s": seconds(info.idle), "timeout_s": seconds(info.timeout), "published": info.published,
     });
     format!("{object}\n")
 }
@@ -186,7 +213,15 @@ fn as_line(info: &SessionInfo, now_s: u64) -> String {
         return format!("{}\tstarting\t-\t-\t{up}\n", info.name);
     }
     let (cpus, memory) = (info.cpus, info.memory_mib);
-    format!("{}\tready\t{cpus} CPUs\t{memory}M\t{up}\n", info.name)
+    let cpus = notice::count(u64::from(cpus), "CPU");
+    let mut line = format!("{}\tready\t{cpus}\t{memory}M\t{up}", info.name);
+    for (index, port) in info.published.iter().enumerate() {
+        let before = if index == 0 { '\t' } else { ' ' };
+        // Writing to a String does not fail.
+        let _ = write!(line, "{before}{}->{}", port.address, port.guest_port);
+    }
+    line.push('\n');
+    line
 }
 
 /// A duration in its two largest units.
@@ -213,6 +248,32 @@ mod tests {
         for host in ["a", "./dev:a", "/x/dev:a", ":a", "dev:", ""] {
             assert_eq!(word(host), None, "{host}");
         }
+    }
+
+    #[test]
+    fn what_is_no_copy_is_told_why() {
+        let said = |from, to| no_copy(OsStr::new(from), OsStr::new(to));
+
+        for (from, to) in [("a", "dev:"), ("dev:", "a"), ("dev:", "x:a")] {
+            let said = said(from, to);
+            assert!(said.starts_with("'dev:' names no path"), "{said}");
+            assert!(said.contains("say dev:NAME"), "{said}");
+        }
+        assert!(said("a", "b").starts_with("Of 'a' and 'b' none is in"));
+        assert!(said("a", "./b:").starts_with("Of 'a' and './b:' none is"));
+        assert!(said("x:a", "y:b").starts_with("Of 'x:a' and 'y:b' both are"));
+    }
+
+    #[test]
+    fn one_processor_is_one() {
+        let line = |cpus| {
+            let mut info = SessionInfo::default();
+            (info.cpus, info.is_ready) = (cpus, true);
+            as_line(&info, 0)
+        };
+
+        assert!(line(1).contains("\t1 CPU\t"), "{}", line(1));
+        assert!(line(2).contains("\t2 CPUs\t"), "{}", line(2));
     }
 
     #[test]

@@ -306,7 +306,7 @@ fn make<'a>(args: &StartArgs, called_at: Instant, stay: &'a Stay) -> Result<&'a 
     let sandbox = builder.begin().map_err(|error| Verdict::start(&error))?;
     let sandbox = stay.have(sandbox);
     network
-        .publish(sandbox)
+        .publish(sandbox, args.quiet)
         .map_err(|error| Verdict::system(&error))?;
     sandbox.wait_ready().map_err(|error| {
         Verdict::start(&error).about(machine::named_files(&args.sandbox.machine).as_deref())

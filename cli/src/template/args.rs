@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::{parse_copy, parse_secret};
-use crate::args::{EgressArgs, MachineArgs};
+use crate::args::{EgressArgs, MachineArgs, parse_name};
 
 /// What to do with templates.
 #[derive(Debug, Subcommand)]
@@ -26,6 +26,7 @@ pub(crate) enum TemplateTask {
 #[derive(Debug, Args)]
 pub(crate) struct TemplateBuildArgs {
     /// The template's name
+    #[arg(value_parser = parse_name)]
     pub(crate) name: String,
     /// Copy a file of the host into the guest; may be repeated
     #[arg(long, value_name = "HOST:GUEST", value_parser = parse_copy)]
@@ -65,6 +66,7 @@ pub(crate) struct TemplateListArgs {
 #[derive(Debug, Args)]
 pub(crate) struct TemplateArgs {
     /// The template's name
+    #[arg(value_parser = parse_name)]
     pub(crate) name: String,
 }
 
@@ -72,6 +74,6 @@ pub(crate) struct TemplateArgs {
 #[derive(Debug, Args)]
 pub(crate) struct TemplatesArgs {
     /// The templates' names
-    #[arg(required = true)]
+    #[arg(value_name = "NAME", required = true, value_parser = parse_name)]
     pub(crate) names: Vec<String>,
 }

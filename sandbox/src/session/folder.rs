@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::root::{failed, is_there, make_private};
 use super::{SessionError, log};
+use crate::publish::PublishedPort;
 
 /// Longest name in bytes.
 const MAX_NAME_BYTES: usize = 64;
@@ -63,6 +64,8 @@ pub struct SessionInfo {
     pub idle: Option<Duration>,
     /// It ends after so long.
     pub timeout: Option<Duration>,
+    /// The ports of this host that lead to it.
+    pub published: Vec<PublishedPort>,
 }
 
 /// A name that is held.

@@ -189,16 +189,22 @@ impl Session {
         }
     }
 
-    /// All sessions of this user, by name. What is left of those that were killed is swept.
+    /// All sessions of this user, by name, and for each folder beside theirs that is none's why not. What is left of those that were killed is
+    /// swept.
     ///
     /// # Errors
-    /// See [`SessionError`].
-    pub fn list() -> Result<Vec<SessionInfo>, SessionError> {
-        let root = root::root();
+    /// When the folder of all sessions can't be read, or is not this user's alone; see [`SessionError`].
+    pub fn list() -> Result<Vec<Result<SessionInfo, SessionError>>, SessionError> {
+        Self::list_in(&root::root())
+    }
+
+    fn list_in(root: &Path) -> Result<Vec<Result<SessionInfo, SessionError>>, SessionError> {
         let mut found = Vec::new();
-        for name in folder::names(&root)? {
-            if let Found::Alive(alive) = folder::look(&root, &name)? {
-                found.push(alive.info);
+        for name in folder::names(root)? {
+            match folder::look(root, &name) {
+                Ok(Found::Alive(alive)) => found.push(Ok(alive.info)),
+                Ok(Found::Nothing) => {}
+                Err(odd) => found.push(Err(odd)),
             }
         }
         Ok(found)

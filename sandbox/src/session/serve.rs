@@ -162,6 +162,7 @@ impl SessionClaim {
             memory_mib: origin.memory_mib,
             idle,
             timeout,
+            published: sandbox.published(),
             ..self.info
         };
         self.claimed.record(&info)?;

@@ -6,8 +6,8 @@
 //! the host's boot: within one the processor is the same.
 
 use std::fs::{self, File};
-use std::io::Read;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,9 @@ const MAX_NOTE_BYTES: u64 = 64 << 10;
 
 /// Where the note is, in the template's folder.
 const NOTE: &str = "verified.json";
+
+/// Permissions of the note: nobody but the template's owner has use for it.
+const PRIVATE: u32 = 0o600;
 
 /// The host's boot, a number that is new with each.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -118,7 +121,14 @@ impl Note {
         }
         let text = serde_json::to_vec(self).unwrap_or_default();
         let new = folder.join(format!(".{NOTE}.{}", std::process::id()));
-        let written = fs::write(&new, text).and_then(|()| fs::rename(&new, folder.join(NOTE)));
+        let written = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(PRIVATE)
+            .open(&new)
+            .and_then(|mut file| file.write_all(&text))
+            .and_then(|()| fs::rename(&new, folder.join(NOTE)));
         if written.is_err() {
             let _ = fs::remove_file(&new);
         }
@@ -230,6 +240,8 @@ mod tests {
         assert_eq!(check(&mut note), (true, true));
         note.is_news = true;
         note.write(folder.path());
+        let written = fs::metadata(folder.path().join(NOTE)).unwrap();
+        assert_eq!(written.mode() & 0o777, PRIVATE);
         let mut note = Note::read(folder.path());
         assert_eq!(check(&mut note), (true, false));
 
