@@ -10,6 +10,7 @@ use sandvmm::{SandboxBuilder, Template, TemplateError};
 use serde::Serialize;
 
 use crate::args::{MachineArgs, SandboxArgs};
+use crate::run::copies::{self, CopyError};
 use crate::run::{Network, NetworkError};
 use crate::{machine, notice, output};
 use args::{TemplateBuildArgs, TemplateTask};
@@ -32,6 +33,9 @@ enum BuildError {
     /// The options of the network are wrong.
     #[error(transparent)]
     Network(#[from] NetworkError),
+    /// What is to be copied into it is not there, or is no file.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
     /// The record of connections can't be kept.
     #[error("The record of connections can't be written")]
     Log(#[source] std::io::Error),
@@ -71,7 +75,7 @@ pub(crate) fn template(task: &TemplateTask) -> u8 {
         Err(error) => {
             notice::say(&notice::sentence(&error));
             match error {
-                BuildError::Network(_) => USAGE,
+                BuildError::Network(_) | BuildError::Copy(_) => USAGE,
                 BuildError::Template(_) | BuildError::Log(_) => FAILED,
             }
         }
@@ -80,6 +84,9 @@ pub(crate) fn template(task: &TemplateTask) -> u8 {
 
 /// Builds a template; what it may reach meanwhile, and what of that was refused, is said as for a run.
 fn build(args: &TemplateBuildArgs) -> Result<String, BuildError> {
+    for (host, _) in &args.copy {
+        copies::check_source(host)?;
+    }
     let network = Network::outwards(&args.egress)?;
     let sandbox = machine::builder(&args.machine, Instant::now());
     let sandbox = network.apply(sandbox, false).map_err(BuildError::Log)?;

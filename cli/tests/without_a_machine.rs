@@ -378,6 +378,22 @@ fn what_can_not_be_is_refused_before_anything_boots() {
 }
 
 #[test]
+fn what_a_template_is_to_be_built_from_is_looked_for_first() {
+    for line in [
+        &["--copy", "/no/such:/x"][..],
+        &["--copy", "/dev/null:/x"],
+        &["--allow-file", "/no/such"],
+    ] {
+        let mut command = sandvmm(["template", "build", "x"]);
+
+        let output = call(command.args(line));
+
+        assert_eq!(code(&output), 2, "{line:?}: {output:?}");
+        assert_eq!(said(&output).lines().count(), 1, "{output:?}");
+    }
+}
+
+#[test]
 fn what_lies_with_the_workspaces_keeps_none_from_being_listed() {
     let folder = tempfile::tempdir().unwrap();
     let workspaces = folder.path().join("workspaces");

@@ -116,3 +116,26 @@ impl Published {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Events;
+
+    #[test]
+    fn a_port_that_the_system_chose_is_known() {
+        let shared = Arc::new(Shared::new(0, Events::default()).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+
+        publish(&shared, listener, 80).unwrap();
+
+        let guest_port = 80;
+        let expected = PublishedPort {
+            address,
+            guest_port,
+        };
+        assert_ne!(address.port(), 0);
+        assert_eq!(shared.published(), [expected]);
+    }
+}

@@ -469,3 +469,23 @@ fn a_published_port_leads_to_the_guests() {
         "{output:?}"
     );
 }
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_published_port_that_the_system_chose_is_told() {
+    let network = Network::new(&[]);
+
+    let output = network.run(
+        r"sandvmm run --cold --timeout 100s --publish 0:8000 -- python3 -m http.server --bind 127.0.0.1 8000 2>told &
+          for try in $(seq 100); do
+              at=$(sed -n 's/^sandvmm: \(.*\) leads to port 8000 of the guest$/\1/p' told)
+              curl --silent --fail http://$at/ && break; sleep 0.5
+          done
+          kill %1; wait",
+    );
+
+    assert!(
+        text(&output.stdout).contains("Directory listing"),
+        "{output:?}"
+    );
+}

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sandvmm::{CopyLimits, FileError, Files};
 
@@ -74,14 +74,17 @@ impl Copy {
 
 /// Looks whether there is what is to be copied into the guest, before there is one.
 pub(crate) fn check(copies: &[Copy]) -> Result<(), CopyError> {
-    for Copy { from, .. } in copies {
-        let found = std::fs::metadata(from).map_err(|source| CopyError::Source {
-            from: from.clone(),
-            source,
-        })?;
-        if !found.is_file() && !found.is_dir() {
-            return Err(CopyError::Kind(from.clone()));
-        }
+    copies.iter().try_for_each(|copy| check_source(&copy.from))
+}
+
+/// Looks whether there is something that can be copied.
+pub(crate) fn check_source(from: &Path) -> Result<(), CopyError> {
+    let found = std::fs::metadata(from).map_err(|source| CopyError::Source {
+        from: from.to_owned(),
+        source,
+    })?;
+    if !found.is_file() && !found.is_dir() {
+        return Err(CopyError::Kind(from.to_owned()));
     }
     Ok(())
 }

@@ -277,6 +277,21 @@ mod tests {
     }
 
     #[test]
+    fn published_ports_are_listed() {
+        let port = json!([{"address": "127.0.0.1:8080", "guest_port": 80}]);
+        let mut info = SessionInfo::default();
+        (info.cpus, info.is_ready) = (1, true);
+        let without = as_line(&info, 0);
+
+        info.published = serde_json::from_value(port.clone()).unwrap();
+
+        let end = "\t127.0.0.1:8080->80\n";
+        assert_eq!(as_line(&info, 0), without.trim_end().to_owned() + end);
+        let object: serde_json::Value = serde_json::from_str(&as_json(&info)).unwrap();
+        assert_eq!(object["published"], port);
+    }
+
+    #[test]
     fn ages_have_two_units() {
         for (seconds, text) in [
             (0, "0s"),
