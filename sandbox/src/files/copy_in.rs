@@ -22,7 +22,7 @@ pub struct CopiedIn {
     pub folders: u64,
     /// Bytes in the files.
     pub bytes: u64,
-    /// Devices, pipes and sockets that were left out.
+    /// Devices, pipes and sockets below what was named, which were left out.
     pub left_out: Vec<PathBuf>,
 }
 
@@ -35,8 +35,14 @@ pub(super) struct Source<'a> {
 impl<'a> Source<'a> {
     /// Sees that it is there, before the guest is asked for anything.
     pub(super) fn open(root: &'a Path) -> Result<Self, FileError> {
-        fs::metadata(root).map_err(host(root))?;
-        Ok(Self { root })
+        let found = fs::metadata(root).map_err(host(root))?;
+        if found.is_file() || found.is_dir() {
+            return Ok(Self { root });
+        }
+        Err(FileError::WrongKind(format!(
+            "'{}' is a device, a pipe or a socket: files and folders are copied",
+            root.display()
+        )))
     }
 
     /// Sends all of it: folders before what is in them. The root may be a link, and is followed. The inner result is the stream's.

@@ -64,15 +64,16 @@ pub struct CopiedOut {
     pub folders: u64,
     /// Bytes in the files.
     pub bytes: u64,
-    /// Links, devices, pipes and sockets: none of them was made. The first hundred paths in the tree.
+    /// Links, devices, pipes and sockets below what was named: none of them was made. The first hundred paths in the tree.
     pub left_out: Vec<PathBuf>,
     /// How many there were of those.
     pub left_out_count: u64,
 }
 
-/// Takes the tree that the guest sends, and makes it at `to`.
+/// Takes the tree that the guest sends of `from`, and makes it at `to`.
 pub(super) fn receive(
     exchange: &mut Exchange<'_>,
+    from: &Path,
     to: &Path,
     limits: CopyLimits,
 ) -> Result<CopiedOut, FileError> {
@@ -117,6 +118,11 @@ pub(super) fn receive(
                 let left = limits.bytes - copied.bytes;
                 copied.bytes += extraction.file(&place, exchange, left)?;
                 copied.files += 1;
+            }
+            TreeNode::Link { .. } | TreeNode::Special if entries == 1 => {
+                return Err(FileError::WrongKind(format!(
+                    "{from:?} is a link, a device, a pipe or a socket: files and folders are copied"
+                )));
             }
             TreeNode::Link { .. } | TreeNode::Special => {
                 copied.left_out_count += 1;

@@ -263,9 +263,10 @@ impl<'a> Files<'a> {
         to: impl AsRef<Path>,
         limits: CopyLimits,
     ) -> Result<CopiedOut, FileError> {
-        let mut exchange = self.ask(from.as_ref(), FileOperation::ReadTree)?;
+        let from = from.as_ref();
+        let mut exchange = self.ask(from, FileOperation::ReadTree)?;
         exchange.done()?;
-        copy_out::receive(&mut exchange, to.as_ref(), limits)
+        copy_out::receive(&mut exchange, from, to.as_ref(), limits)
     }
 
     fn ask(&self, path: &Path, operation: FileOperation) -> Result<Exchange<'a>, FileError> {

@@ -113,11 +113,21 @@ impl<'a> Served<'a> {
         let copied = if copy.is_out {
             files
                 .copy_out(guest, &host, CopyLimits::default())
-                .map(|copied| (copied.left_out_count, copied.left_out.into_iter().next()))
+                .map(|copied| {
+                    let first = copied.left_out.first().map(|path| guest.join(path));
+                    (copied.left_out_count, first)
+                })
         } else {
             files.copy_in(&host, guest).map(|copied| {
                 let count = copied.left_out.len() as u64;
-                (count, copied.left_out.into_iter().next())
+                let first = copied.left_out.into_iter().next();
+                // The client knows its folder by another name.
+                let own = |path: PathBuf| {
+                    path.strip_prefix(&folder)
+                        .map(Path::to_owned)
+                        .unwrap_or(path)
+                };
+                (count, first.map(own))
             })
         };
         match copied {
@@ -125,7 +135,6 @@ impl<'a> Served<'a> {
                 left_out,
                 first: first.map_or_else(Vec::new, |path| path.as_os_str().as_bytes().to_vec()),
             },
-            // The client knows its folder by another name.
             Err(error) => Reply::Failed(sentence(&error).replace(&folder, "")),
         }
     }

@@ -323,6 +323,26 @@ fn a_tree_is_copied_with_modes_and_times_and_without_the_dangerous_bits() {
 }
 
 #[test]
+fn what_is_named_and_can_not_be_copied_is_no_success() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("copy");
+    let link = TreeNode::Link {
+        target: b"a".to_vec(),
+    };
+
+    for node in [link, TreeNode::Special] {
+        let error = copy_out(&to, CopyLimits::default(), move |stream| {
+            tell(stream, &entry(b"", node.clone(), 0o666));
+            tell(stream, &TreeItem::End);
+        })
+        .unwrap_err();
+
+        assert!(matches!(error, FileError::WrongKind(_)), "{error}");
+        assert!(!to.exists());
+    }
+}
+
+#[test]
 fn nothing_is_made_outside_the_target() {
     let hostile: [&[u8]; 6] = [
         b"..",
