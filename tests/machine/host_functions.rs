@@ -57,16 +57,22 @@ fn names_that_are_none_are_usage_errors_and_a_missing_program_is_the_callers_err
         .expect(2);
     assert!(name.stderr.contains("a-b"), "{name:?}");
 
-    let missing = run([
-        "--host-function",
-        "a=/no/such/program",
-        "--",
-        "sandvmm-call",
-        "a",
-    ])
-    .done()
-    .expect(1);
-    assert!(missing.stderr.contains("can't be started"), "{missing:?}");
+    let missing = run(["--host-function", "a=/no/such/program", "--", "true"])
+        .done()
+        .expect(2);
+    assert!(missing.stderr.contains("is not there"), "{missing:?}");
+
+    // That its interpreter is missing is known by the call alone.
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    std::fs::write(&program, "#!/no/such/interpreter\n").unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, mode).unwrap();
+    let function = format!("a={}", program.display());
+    let broken = run(["--host-function", &function, "--", "sandvmm-call", "a"])
+        .done()
+        .expect(1);
+    assert!(broken.stderr.contains("can't be started"), "{broken:?}");
 }
 
 /// The example, as it stands.

@@ -176,7 +176,7 @@ fn a_start_that_fails_says_why_and_leaves_nothing() {
         .expect(2);
 
     assert!(failed.stderr.contains("/no/kernel"), "{failed:?}");
-    assert!(named.stderr.contains("no name of a session"), "{named:?}");
+    assert!(named.stderr.contains("a name has 1 to 64"), "{named:?}");
     assert_eq!(sessions.left(), [""; 0]);
 }
 
