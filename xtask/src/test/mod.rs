@@ -19,6 +19,9 @@ const MACHINE_TESTS: &str = "sandvmm-tests";
 /// The test of that package which needs no Linux in the guest, and so no hardware virtualization.
 const BARE_METAL_TESTS: [&str; 2] = ["hostile", "cell"];
 
+/// The asynchronous face, which is off by default: its tests and its pages are checked like all others.
+const FEATURES: [&str; 2] = ["--features", "sandvmm/tokio"];
+
 /// The guest of that test, in a workspace of its own.
 const HOSTILE_GUEST: &str = "tests/hostile-guest/Cargo.toml";
 
@@ -45,18 +48,21 @@ pub(crate) fn test(
             Part::Lint => check(
                 cargo()
                     .args(["clippy", "--workspace", "--all-targets", "--quiet"])
+                    .args(FEATURES)
                     .args(["--", "-D", "warnings"]),
             )
             .and_then(|()| lint_hostile_guest(workspace)),
             Part::Unit => check(
                 cargo()
                     .args(["test", "--workspace", "--exclude", MACHINE_TESTS])
-                    .args(["--no-fail-fast"]),
+                    .args(["--no-fail-fast"])
+                    .args(FEATURES),
             )
             .and_then(|()| hostile_guest_without_hardware()),
             Part::Doc => check(
                 cargo()
                     .args(["doc", "--workspace", "--no-deps", "--quiet"])
+                    .args(FEATURES)
                     .env("RUSTDOCFLAGS", "-D warnings"),
             ),
             Part::Machine => machine::run(workspace, filters, progress).map_err(|error| {
