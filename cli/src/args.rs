@@ -83,16 +83,16 @@ pub(crate) enum Task {
     Cp(CpArgs),
     /// Show the commands that run in a sandbox: number, age, words
     Ps(PsArgs),
-    /// End a command of a sandbox, with all that it started
+    /// End a command of a sandbox, with all that it started, and wait for its end
     Kill(KillArgs),
-    /// Show what detached commands (`exec -d`) have printed: its last MiBs; with -f also what they print
+    /// Show what detached commands (`exec -d`) have printed: its last MiBs, an unfinished line last; with -f also what they print
     Logs(LogsArgs),
-    /// End sandboxes that were started; nothing of them is left
+    /// End sandboxes that were started, and remove those that are paused; nothing of them is left
     #[command(override_usage = STOP_USAGE)]
     Stop(StopArgs),
-    /// Show the sandboxes that were started: name, state, processors, memory, age, published ports
+    /// Show the sandboxes that were started: name, state (starting, ready, paused), processors, memory, age, published ports
     Ls(LsArgs),
-    /// Put a sandbox on disk, files and memory, under its name, and end it; `resume` goes on with it
+    /// Put a sandbox on disk, files and memory, under its name, and end it; `resume` goes on with it, `stop` removes it
     Pause(SessionArgs),
     /// Go on with a sandbox that was paused
     Resume(ResumeArgs),

@@ -52,8 +52,22 @@ impl Silent {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sandvmm"));
         command
             .args(args)
-            .env("XDG_RUNTIME_DIR", self.runtime.path());
+            .env("XDG_RUNTIME_DIR", self.runtime.path())
+            .env("SANDVMM_HOME", self.home());
         command
+    }
+
+    /// The data folder.
+    fn home(&self) -> PathBuf {
+        self.runtime.path().join("home")
+    }
+
+    /// A paused sandbox, of which what is on record can't be read.
+    fn paused(&self, name: &str) -> PathBuf {
+        let folder = self.home().join("paused").join(name);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("memory"), "x").unwrap();
+        folder
     }
 
     fn listed(&self) -> String {
@@ -171,4 +185,91 @@ fn a_folder_that_is_no_sessions_keeps_none_from_being_listed_or_stopped() {
     );
     let said = String::from_utf8_lossy(&listed.stderr);
     assert!(said.contains("/stray/lock"), "{said}");
+}
+
+#[test]
+fn what_is_paused_is_listed_and_removed_by_name() {
+    let silent = Silent::new();
+    let (kept, folder) = (silent.paused("early"), silent.paused("late"));
+    // Its session is on its way.
+    silent.paused("dev");
+
+    let listed = silent.listed();
+    let json = silent.sandvmm(["ls", "--json"]).output().unwrap().stdout;
+    let stopped = silent.sandvmm(["stop", "late"]).output().unwrap();
+    let missing = silent.sandvmm(["stop", "late"]).output().unwrap();
+
+    let states: Vec<_> = listed
+        .lines()
+        .map(|line| line.splitn(3, '\t').take(2).collect::<Vec<_>>())
+        .collect();
+    assert_eq!(
+        states,
+        [["dev", "ready"], ["early", "paused"], ["late", "paused"]]
+    );
+    let objects: Vec<serde_json::Value> = json
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(|line| serde_json::from_slice(line).unwrap())
+        .collect();
+    assert_eq!(objects[1]["name"], "early");
+    assert_eq!(
+        (&objects[1]["state"], &objects[1]["is_ready"]),
+        (&"paused".into(), &false.into())
+    );
+    assert_eq!(objects[0]["state"], "ready");
+    assert!(stopped.status.success(), "{stopped:?}");
+    assert!(!folder.exists());
+    let said = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert_eq!(missing.status.code(), Some(125), "{said}");
+    assert!(said.contains("There is no session \"late\""), "{said}");
+    assert!(kept.join("memory").exists());
+}
+
+#[test]
+fn a_paused_sandbox_that_somebody_goes_on_with_is_not_removed() {
+    let silent = Silent::new();
+    let folder = silent.paused("late");
+    let lock = File::open(&folder).unwrap();
+    lock.lock().unwrap();
+
+    let refused = silent.sandvmm(["stop", "late"]).output().unwrap();
+
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(125), "{said}");
+    assert!(said.contains("is being resumed by somebody else"), "{said}");
+    assert!(folder.join("memory").exists());
+}
+
+#[test]
+fn stop_all_leaves_what_is_paused() {
+    let silent = Silent::new();
+    let folder = silent.paused("late");
+    fs::remove_dir_all(silent.folder()).unwrap();
+
+    let stopped = silent.sandvmm(["stop", "--all"]).output().unwrap();
+
+    assert!(stopped.status.success(), "{stopped:?}");
+    assert!(folder.exists());
+}
+
+#[test]
+fn the_name_of_a_paused_sandbox_is_not_started_anew() {
+    let silent = Silent::new();
+    silent.paused("late");
+
+    let refused = silent
+        .sandvmm(["start", "--name", "late"])
+        .output()
+        .unwrap();
+
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(125), "{said}");
+    assert!(
+        said.contains("There is a paused sandbox \"late\"")
+            && said.contains("sandvmm resume late")
+            && said.contains("sandvmm stop late"),
+        "{said}"
+    );
+    assert!(!silent.runtime.path().join("sandvmm/sessions/late").exists());
 }

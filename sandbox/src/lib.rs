@@ -90,7 +90,9 @@ pub use sandbox::Sandbox;
 pub use save::SaveError;
 pub use shared::CommandInfo;
 pub use stream::{ChildStderr, ChildStdin, ChildStdout, ChildTerminal};
-pub use template::{PauseError, StillPaused, Template, TemplateBuilder, TemplateError};
+pub use template::{
+    PauseError, PausedSandbox, StillPaused, Template, TemplateBuilder, TemplateError,
+};
 pub use workspace::{
     DEFAULT_QUOTA_MIB, MAX_QUOTA_MIB, MIN_QUOTA_MIB, Workspace, WorkspaceError, WorkspaceInfo,
 };

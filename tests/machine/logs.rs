@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use sandvmm_tests::Background;
+use sandvmm_tests::{Background, HUNG_AFTER, eventually};
 use tempfile::TempDir;
 
 /// A session that ends with the test.
@@ -43,15 +43,20 @@ impl Drop for Session {
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn a_log_is_followed_until_its_session_is_over() {
     let session = Session::start();
-    let script = "echo early; while ! [ -e go ]; do sleep 0.1; done; echo late; sleep 1000";
+    let script =
+        "echo early; printf 'name: '; while ! [ -e go ]; do sleep 0.1; done; echo late; sleep 1000";
     let id = session.done(&["exec", "-d", "followed", "--", "sh", "-c", script]);
     let id = id.trim();
 
     let mut follower = Background::start(&mut session.command(&["logs", "-f", "followed"]));
     follower.wait_for_output(&format!("[{id}] early\n"));
+    // Who looks once sees what has no end yet, too.
+    eventually(HUNG_AFTER, "the unfinished line is shown", || {
+        session.done(&["logs", "followed"]) == format!("[{id}] early\n[{id}] name: \n")
+    });
     assert_eq!(follower.child().try_wait().unwrap(), None);
     session.done(&["exec", "followed", "--", "touch", "go"]);
-    follower.wait_for_output(&format!("[{id}] late\n"));
+    follower.wait_for_output(&format!("[{id}] name: late\n"));
     session.done(&["stop", "followed"]);
 
     assert_eq!(follower.wait(), Some(0));

@@ -15,7 +15,8 @@ Examples:
   sandvmm cp data.csv dev:data.csv         A file for it
   sandvmm exec -d dev -- python3 -m http.server
   sandvmm logs dev                         What that one prints
-  sandvmm stop dev                         All of it is gone";
+  sandvmm pause dev                        It is on disk, and `resume dev` goes on with it
+  sandvmm stop dev                         All of it is gone, also where it is paused";
 
 pub(crate) const STOP_USAGE: &str = "sandvmm stop NAME...
        sandvmm stop --all";
@@ -23,7 +24,7 @@ pub(crate) const STOP_USAGE: &str = "sandvmm stop NAME...
 /// `sandvmm start`.
 #[derive(Debug, Args)]
 pub(crate) struct StartArgs {
-    /// How it is found again: letters, digits, `.`, `_` and `-`
+    /// How it is found again: letters, digits, `.`, `_` and `-`; not the name of one that runs or is paused
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub(crate) name: String,
     /// End it when no command has run in it for so long, for example 30m; 0 for never
@@ -129,7 +130,7 @@ pub(crate) struct KillArgs {
     /// The command's number, as `ps` and `exec -d` print it
     #[arg(allow_negative_numbers = true, value_parser = number::<u32>(1..=u32::MAX))]
     pub(crate) id: u32,
-    /// Send this signal to the command's process group instead, by its Linux number
+    /// Send this signal to the command's process group instead, by its Linux number, and wait for nothing
     #[arg(short = 's', long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = number::<i32>(1..=64))]
     pub(crate) signal: Option<i32>,
 }
@@ -148,7 +149,7 @@ pub(crate) struct LogsArgs {
     /// The sandbox's name
     #[arg(value_parser = parse_name)]
     pub(crate) name: String,
-    /// Go on with what is printed from now on, until the sandbox ends
+    /// Go on with what is printed from now on, a line when it has its end, until the sandbox ends
     #[arg(short = 'f', long)]
     pub(crate) follow: bool,
 }
@@ -156,10 +157,10 @@ pub(crate) struct LogsArgs {
 /// `sandvmm stop`.
 #[derive(Debug, Args)]
 pub(crate) struct StopArgs {
-    /// Their names
+    /// Their names: those that run are ended, those that are paused are removed
     #[arg(value_name = "NAME", value_parser = parse_name)]
     pub(crate) names: Vec<String>,
-    /// All of this user
+    /// All of this user that run; those that are paused stay
     #[arg(long, conflicts_with = "names")]
     pub(crate) all: bool,
 }

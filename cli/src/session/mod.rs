@@ -5,6 +5,7 @@ mod exec;
 mod logs;
 mod start;
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -12,6 +13,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sandvmm::session::{Session, SessionCopied, SessionError, SessionInfo};
+use sandvmm::{PauseError, PausedSandbox, Sandbox, TemplateError};
 use serde_json::json;
 
 use crate::escape::escape;
@@ -23,6 +25,9 @@ use args::{CpArgs, KillArgs, LsArgs, PsArgs, SessionArgs, StopArgs};
 pub(crate) use exec::{exec, shell};
 pub(crate) use logs::logs;
 pub(crate) use start::{resume, start};
+
+/// The state of a sandbox that is on disk.
+const PAUSED: &str = "paused";
 
 /// Says why something could not be done, and gives the exit code.
 fn failed(error: &SessionError) -> u8 {
@@ -136,13 +141,13 @@ pub(crate) fn ps(args: &PsArgs) -> u8 {
     }))
 }
 
-/// Ends a command.
+/// Ends a command, and waits for its end.
 pub(crate) fn kill(args: &KillArgs) -> u8 {
     let told = Session::open(&args.name).and_then(|session| session.signal(args.id, args.signal));
     conclude(told.map(|()| String::new()))
 }
 
-/// Ends sessions.
+/// Ends sessions. Of a name that none has, the paused sandbox is removed; all of a user's are those that run.
 pub(crate) fn stop(args: &StopArgs) -> u8 {
     let names = if args.all {
         match Session::list() {
@@ -158,10 +163,20 @@ pub(crate) fn stop(args: &StopArgs) -> u8 {
             Ok(()) => {}
             // It has ended by itself meanwhile.
             Err(SessionError::Missing { .. }) if args.all => {}
+            Err(missing @ SessionError::Missing { .. }) => match Sandbox::remove_paused(&name) {
+                Ok(()) => {}
+                Err(PauseError::Missing { .. }) => code = failed(&missing),
+                Err(error) => code = paused_failed(&error),
+            },
             Err(error) => code = failed(&error),
         }
     }
     code
+}
+
+fn paused_failed(error: &PauseError) -> u8 {
+    notice::say(&notice::sentence(error));
+    FAILED
 }
 
 /// Puts a session on disk.
@@ -179,26 +194,72 @@ fn listed(found: Vec<Result<SessionInfo, SessionError>>) -> impl Iterator<Item =
     })
 }
 
-/// Shows all sessions.
+/// Shows all sessions, and the sandboxes that are paused.
 pub(crate) fn ls(args: &LsArgs) -> u8 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_s = now.unwrap_or_default().as_secs();
-    conclude(Session::list().map(|found| {
-        let line = |info: &SessionInfo| {
-            if args.json {
-                as_json(info)
-            } else {
-                as_line(info, now_s)
-            }
+    // In this order one that is being paused is seen: it is on disk before it is no session any more.
+    let sessions: Vec<SessionInfo> = match Session::list() {
+        Ok(found) => listed(found).collect(),
+        Err(error) => return failed(&error),
+    };
+    let (paused, code) = match Sandbox::list_paused() {
+        Ok(found) => (found, 0),
+        // Without a data folder there is none.
+        Err(PauseError::Saved(TemplateError::Images(_))) => (Vec::new(), 0),
+        Err(error) => (Vec::new(), paused_failed(&error)),
+    };
+    let mut lines = BTreeMap::new();
+    for one in &paused {
+        let line = if args.json {
+            paused_as_json(one)
+        } else {
+            paused_as_line(one, now_s)
         };
-        listed(found).map(|info| line(&info)).collect()
-    }))
+        lines.insert(&one.name, line);
+    }
+    // What is going on and is on disk still is on its way.
+    for info in &sessions {
+        let line = if args.json {
+            as_json(info)
+        } else {
+            as_line(info, now_s)
+        };
+        lines.insert(&info.name, line);
+    }
+    output::print(&lines.into_values().collect::<String>(), code)
+}
+
+fn paused_as_json(paused: &PausedSandbox) -> String {
+    let known = |number: u32| (number > 0).then_some(number);
+    let object = json!({
+        "name": paused.name, "state": PAUSED, "is_ready": false, "pid": null,
+        "paused_unix_s": paused.paused_unix_s, "cpus": known(paused.cpus.into()),
+        "memory_mib": known(paused.memory_mib), "disk_bytes": paused.disk_bytes,
+    });
+    format!("{object}\n")
+}
+
+fn paused_as_line(paused: &PausedSandbox, now_s: u64) -> String {
+    let since = age(Duration::from_secs(
+        now_s.saturating_sub(paused.paused_unix_s),
+    ));
+    let (name, cpus, memory) = (&paused.name, paused.cpus, paused.memory_mib);
+    if cpus == 0 {
+        return format!("{name}\t{PAUSED}\t-\t-\t{since}\n");
+    }
+    let cpus = notice::count(u64::from(cpus), "CPU");
+    format!("{name}\t{PAUSED}\t{cpus}\t{memory}M\t{since}\n")
+}
+
+fn state(info: &SessionInfo) -> &'static str {
+    if info.is_ready { "ready" } else { "starting" }
 }
 
 fn as_json(info: &SessionInfo) -> String {
     let seconds = |limit: Option<Duration>| limit.map(|limit| limit.as_secs_f64());
     let object = json!({
-        "name": info.name, "is_ready": info.is_ready, "pid": info.pid,
+        "name": info.name, "state": state(info), "is_ready": info.is_ready, "pid": info.pid,
         "started_unix_s": info.started_unix_s, "cpus": info.cpus, "memory_mib": info.memory_mib,
         "idle_s": seconds(info.idle), "timeout_s": seconds(info.timeout), "published": info.published,
     });
@@ -209,12 +270,13 @@ fn as_line(info: &SessionInfo, now_s: u64) -> String {
     let up = age(Duration::from_secs(
         now_s.saturating_sub(info.started_unix_s),
     ));
+    let (name, state) = (&info.name, state(info));
     if !info.is_ready {
-        return format!("{}\tstarting\t-\t-\t{up}\n", info.name);
+        return format!("{name}\t{state}\t-\t-\t{up}\n");
     }
     let (cpus, memory) = (info.cpus, info.memory_mib);
     let cpus = notice::count(u64::from(cpus), "CPU");
-    let mut line = format!("{}\tready\t{cpus}\t{memory}M\t{up}", info.name);
+    let mut line = format!("{name}\t{state}\t{cpus}\t{memory}M\t{up}");
     for (index, port) in info.published.iter().enumerate() {
         let before = if index == 0 { '\t' } else { ' ' };
         // Writing to a String does not fail.

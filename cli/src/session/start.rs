@@ -42,7 +42,8 @@ pub(crate) fn start(args: &StartArgs, line: &[OsString], called_at: Instant) -> 
     if args.supervise {
         let (timeout, idle) = (args.timeout.0, args.idle.0);
         let stay = Stay::default();
-        return supervise(&args.name, timeout, idle, &stay, |stay| {
+        let claim = || SessionClaim::new(&args.name);
+        return supervise(claim, timeout, idle, &stay, |stay| {
             make(args, called_at, stay)
         });
     }
@@ -56,7 +57,8 @@ pub(crate) fn resume(args: &ResumeArgs, line: &[OsString]) -> u8 {
             outlives_caller: true,
             ..Stay::default()
         };
-        return supervise(&args.name, None, args.idle.0, &stay, |stay| {
+        let claim = || SessionClaim::to_resume(&args.name);
+        return supervise(claim, None, args.idle.0, &stay, |stay| {
             let failed = |error: &PauseError| {
                 Verdict::failed(FAILED, Failure::Start, notice::sentence(error))
             };
@@ -206,7 +208,7 @@ impl Stay {
 
 /// The process that stays.
 fn supervise(
-    name: &str,
+    claim: impl FnOnce() -> Result<SessionClaim, SessionError>,
     timeout: Option<Duration>,
     idle: Option<Duration>,
     stay: &Stay,
@@ -214,7 +216,7 @@ fn supervise(
 ) -> u8 {
     // No terminal's hang-up, Ctrl-C or job control reaches it. It fails where there is none already.
     let _ = rustix::process::setsid();
-    let claim = match SessionClaim::new(name) {
+    let claim = match claim() {
         Ok(claim) => claim,
         Err(error) => return refused(&not_had(&error)),
     };

@@ -40,6 +40,10 @@ impl<'a> Served<'a> {
             Ok((Request::Command(command), _)) => return self.command(scope, connection, &command),
             Ok((Request::Commands, _)) => Reply::Commands(self.commands()),
             Ok((Request::Signal { id, signal }, _)) => self.signal(id, signal),
+            Ok((Request::LogEnd, _)) => match self.log.end() {
+                Ok(end) => Reply::LogEnd(end),
+                Err(error) => Reply::Failed(error.to_string()),
+            },
             Ok((Request::Copy(copy), descriptors)) => self.copy(&copy, &descriptors),
             Ok((Request::Stop, _)) => {
                 let sent = connection.send(&Reply::Done, &[]);
@@ -88,7 +92,8 @@ impl<'a> Served<'a> {
         };
         let told = frame_of(&message).map(|frame| self.sandbox.shared().tell(id, frame));
         match told {
-            Some(Ok(())) => Reply::Done,
+            Some(Ok(())) if signal.is_some() || self.wait_unlisted(id) => Reply::Done,
+            Some(Ok(())) => Reply::Failed(untold(id)),
             _ => Reply::Failed("The guest has not taken what it was told before".into()),
         }
     }

@@ -1,12 +1,15 @@
 //! What a session's detached commands print: lines in two files of bounded size, of which the older one is dropped.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 /// Bytes of one of the two files: a session's log takes twice as many of the host's disk, or memory.
 pub const MAX_LOG_FILE_BYTES: u64 = 4 << 20;
@@ -50,6 +53,26 @@ struct Open {
     bytes: u64,
     /// When another file was begun last.
     turned: Option<Instant>,
+    /// What has come of lines that have no end yet, by stream: none is longer than [`MAX_LINE_BYTES`].
+    unfinished: BTreeMap<u64, Unfinished>,
+    next_stream: u64,
+}
+
+/// Where a log ends at a moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct End {
+    /// The file that is written to.
+    inode: u64,
+    /// What is in it.
+    bytes: u64,
+    unfinished: Vec<Unfinished>,
+}
+
+/// A line that has no end yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Unfinished {
+    whose: String,
+    bytes: Vec<u8>,
 }
 
 impl Log {
@@ -64,48 +87,38 @@ impl Log {
                 file: create(folder)?,
                 bytes: 0,
                 turned: None,
+                unfinished: BTreeMap::new(),
+                next_stream: 0,
             }),
         })
     }
 
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Writes one line, with whose it is in front. What the disk does not take is dropped: whoever prints goes on.
     pub(super) fn line(&self, whose: &str, line: &[u8]) {
-        let mut bytes = format!("[{whose}] ").into_bytes();
-        bytes.extend_from_slice(line);
-        bytes.push(b'\n');
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if open.bytes.saturating_add(bytes.len() as u64) > MAX_LOG_FILE_BYTES {
-            let renamed = match fs::rename(self.folder.join(CURRENT), self.folder.join(BEFORE)) {
-                // Renamed already, when there was no new one to be had.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-                renamed => renamed,
-            };
-            match renamed.and_then(|()| create(&self.folder)) {
-                Ok(file) => {
-                    // Before a line is in the new one. Where it fails, who was slow does not learn that there is more.
-                    let _ = open
-                        .file
-                        .set_permissions(fs::Permissions::from_mode(FOLLOWED));
-                    let turned = Some(Instant::now());
-                    *open = Open {
-                        file,
-                        bytes: 0,
-                        turned,
-                    };
-                }
-                Err(_) => return,
-            }
-        }
-        if open.file.write_all(&bytes).is_ok() {
-            open.bytes = open.bytes.saturating_add(bytes.len() as u64);
-        }
+        self.lock().line(&self.folder, whose, line);
+    }
+
+    /// Where it ends now, with the lines that have no end yet.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn end(&self) -> io::Result<End> {
+        let open = self.lock();
+        let file = open.file.metadata()?;
+        Ok(End {
+            inode: file.ino(),
+            bytes: file.len(),
+            unfinished: open.unfinished.values().cloned().collect(),
+        })
     }
 
     /// Waits until followers that keep up have seen the newest file, where that was begun just now: the session's end takes its name away.
     pub(super) fn settle(&self) {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let turned = open.turned;
-        drop(open);
+        let turned = self.lock().turned;
         if let Some(turned) = turned {
             thread::sleep(SETTLE_TIME.saturating_sub(turned.elapsed()));
         }
@@ -115,6 +128,7 @@ impl Log {
     pub(super) fn copy(&self, whose: &str, mut stream: impl Read) {
         let mut buffer = vec![0; BUFFER_BYTES];
         let mut rest = Vec::new();
+        let number = self.lock().next_stream();
         loop {
             let count = match stream.read(&mut buffer) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -123,16 +137,79 @@ impl Log {
             };
             rest.extend_from_slice(buffer.get(..count).unwrap_or_default());
             let mut from = 0;
+            // All at once: nobody sees a line both in the file and among those without an end.
+            let mut open = self.lock();
             while let Some(line) = next_line(rest.get(from..).unwrap_or_default()) {
-                self.line(whose, line.strip_suffix(b"\n").unwrap_or(line));
+                open.line(
+                    &self.folder,
+                    whose,
+                    line.strip_suffix(b"\n").unwrap_or(line),
+                );
                 from += line.len();
             }
             rest.drain(..from);
+            open.keep(number, whose, &rest);
         }
+        let mut open = self.lock();
         if !rest.is_empty() {
-            self.line(whose, &rest);
+            open.line(&self.folder, whose, &rest);
+        }
+        open.keep(number, whose, &[]);
+    }
+}
+
+impl Open {
+    fn line(&mut self, folder: &Path, whose: &str, line: &[u8]) {
+        let bytes = with_front(whose, line);
+        if self.bytes.saturating_add(bytes.len() as u64) > MAX_LOG_FILE_BYTES {
+            let renamed = match fs::rename(folder.join(CURRENT), folder.join(BEFORE)) {
+                // Renamed already, when there was no new one to be had.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                renamed => renamed,
+            };
+            match renamed.and_then(|()| create(folder)) {
+                Ok(file) => {
+                    // Before a line is in the new one. Where it fails, who was slow does not learn that there is more.
+                    let _ = self
+                        .file
+                        .set_permissions(fs::Permissions::from_mode(FOLLOWED));
+                    self.file = file;
+                    self.bytes = 0;
+                    self.turned = Some(Instant::now());
+                }
+                Err(_) => return,
+            }
+        }
+        if self.file.write_all(&bytes).is_ok() {
+            self.bytes = self.bytes.saturating_add(bytes.len() as u64);
         }
     }
+
+    fn next_stream(&mut self) -> u64 {
+        self.next_stream += 1;
+        self.next_stream
+    }
+
+    /// What a stream's line without an end is now.
+    fn keep(&mut self, stream: u64, whose: &str, rest: &[u8]) {
+        if rest.is_empty() {
+            self.unfinished.remove(&stream);
+            return;
+        }
+        let line = Unfinished {
+            whose: whose.to_owned(),
+            bytes: rest.to_vec(),
+        };
+        self.unfinished.insert(stream, line);
+    }
+}
+
+/// A line as the log has it.
+fn with_front(whose: &str, line: &[u8]) -> Vec<u8> {
+    let mut bytes = format!("[{whose}] ").into_bytes();
+    bytes.extend_from_slice(line);
+    bytes.push(b'\n');
+    bytes
 }
 
 /// A whole line with its end, or a piece of one that is too long.
@@ -157,15 +234,27 @@ fn create(folder: &Path) -> io::Result<File> {
         .open(folder.join(CURRENT))
 }
 
-/// All that is kept of a log, oldest first.
+/// All that is kept of a log, oldest first: as it was when its writer told the end, with that; else as it is.
 ///
 /// # Errors
 /// What the system says.
-pub(super) fn read(folder: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read(folder: &Path, end: Option<&End>) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for file in open_both(folder)?.into_iter().flatten() {
+        let end = match end {
+            Some(end) if inode(Some(&file))? == Some(end.inode) => Some(end),
+            _ => None,
+        };
         // One that is being written may grow meanwhile.
-        file.take(MAX_LOG_FILE_BYTES).read_to_end(&mut bytes)?;
+        let most = end.map_or(MAX_LOG_FILE_BYTES, |end| end.bytes.min(MAX_LOG_FILE_BYTES));
+        file.take(most).read_to_end(&mut bytes)?;
+        if let Some(end) = end {
+            for line in &end.unfinished {
+                bytes.extend(with_front(&line.whose, &line.bytes));
+            }
+            // What is in another file was printed later, and may be the rest of these lines.
+            return Ok(bytes);
+        }
     }
     Ok(bytes)
 }
@@ -204,6 +293,61 @@ pub(super) fn inode(file: Option<&File>) -> io::Result<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read(folder: &Path) -> io::Result<Vec<u8>> {
+        super::read(folder, None)
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_read_once_before_it_gets_one_and_after() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Log::new(folder.path()).unwrap();
+        let told = || {
+            let bytes = super::read(folder.path(), Some(&log.end().unwrap()));
+            String::from_utf8(bytes.unwrap()).unwrap()
+        };
+        let (reader, mut writer) = io::pipe().unwrap();
+        let wait_for = |wanted: &str| {
+            let begun = Instant::now();
+            while told() != wanted {
+                assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", told());
+                thread::sleep(Duration::from_millis(2));
+            }
+        };
+
+        thread::scope(|scope| {
+            scope.spawn(|| log.copy("3", reader));
+            writer.write_all(b"one\nname: ").unwrap();
+            wait_for("[3] one\n[3] name: \n");
+            writer.write_all(b"me\n").unwrap();
+            wait_for("[3] one\n[3] name: me\n");
+            writer.write_all(b"end").unwrap();
+            wait_for("[3] one\n[3] name: me\n[3] end\n");
+            drop(writer);
+        });
+
+        assert!(log.end().unwrap().unfinished.is_empty());
+        assert_eq!(told(), "[3] one\n[3] name: me\n[3] end\n");
+    }
+
+    #[test]
+    fn what_is_printed_after_the_end_was_told_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Log::new(folder.path()).unwrap();
+        log.line("3", b"one");
+        log.lock().keep(1, "3", b"name: ");
+        let end = log.end().unwrap();
+        let told = || super::read(folder.path(), Some(&end)).unwrap();
+        let wanted = b"[3] one\n[3] name: \n";
+
+        log.line("3", b"name: me");
+        assert_eq!(told(), wanted);
+
+        // Also where another file was begun meanwhile.
+        log.lock().bytes = MAX_LOG_FILE_BYTES;
+        log.line("3", b"later");
+        assert_eq!(told(), wanted);
+    }
 
     #[test]
     fn lines_say_whose_they_are_and_long_ones_come_in_pieces() {

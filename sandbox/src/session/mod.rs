@@ -50,6 +50,9 @@ pub use serve::{MAX_CLIENTS, SessionClaim, SessionEnd, SessionKeep, SessionServe
 /// How long a supervisor may take to end when it is asked to. Then it is killed.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
+/// How long a supervisor may take to tell where its log ends.
+const LOG_END_LIMIT: Duration = Duration::from_secs(2);
+
 /// How long the system may take to take down a process that was killed.
 const KILL_LIMIT: Duration = Duration::from_secs(30);
 
@@ -68,6 +71,14 @@ pub enum SessionError {
     /// A session of this name lives.
     #[error("There is a session {name:?} already: stop it first, or take another name")]
     Exists {
+        /// Its name.
+        name: String,
+    },
+    /// A sandbox of this name is paused.
+    #[error(
+        "There is a paused sandbox {name:?}: go on with it (`sandvmm resume {name}`), remove it (`sandvmm stop {name}`), or take another name"
+    )]
+    Paused {
         /// Its name.
         name: String,
     },
@@ -233,7 +244,8 @@ impl Session {
         }
     }
 
-    /// Sends a signal to a command, or kills it with all that it started.
+    /// Sends a signal to a command; without one, kills it with all that it started, and waits until it is not among [`Self::commands`] any more,
+    /// for 10 s at most.
     ///
     /// # Errors
     /// See [`SessionError`].
@@ -314,19 +326,25 @@ impl Session {
     }
 
     /// What its detached commands have printed, the last 4 to 8 MiB of it ([`MAX_LOG_FILE_BYTES`]): lines with the command's number in front, as in
-    /// `[3] text`.
+    /// `[3] text`. What a command has printed of a line that it has not ended comes last, as if it had; it is left out where the supervisor does not
+    /// tell it within 2 s.
     ///
     /// # Errors
     /// See [`SessionError`].
     pub fn log(&self) -> Result<Vec<u8>, SessionError> {
-        log::read(&self.alive.path).map_err(|source| SessionError::File {
+        let end = match self.ask_within(&Request::LogEnd, &[], Some(LOG_END_LIMIT)) {
+            Ok((_, Reply::LogEnd(end), _)) => Some(end),
+            // One that is not ready, is over or stands still: what is on disk is there all the same.
+            _ => None,
+        };
+        log::read(&self.alive.path, end.as_ref()).map_err(|source| SessionError::File {
             done: "read",
             path: self.alive.path.clone(),
             source,
         })
     }
 
-    /// The same as it grows, until the session is over.
+    /// The same as it grows, until the session is over: a line when it has its end, or its command has ended.
     ///
     /// # Errors
     /// See [`SessionError`].

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -20,12 +20,16 @@ use super::root::root;
 use super::wire::{Connection, Reply};
 use crate::sandbox::Sandbox;
 use crate::shared::ANSWER_LIMIT;
+use crate::template;
 
 /// Most clients at once: each command that somebody waits for is one. More are sent away.
 pub const MAX_CLIENTS: usize = 128;
 
 /// Pause after a client that could not be taken for want of descriptors or threads, and shortest one between two looks at what runs.
 const RECOVERY: Duration = Duration::from_millis(100);
+
+/// How long whoever has killed a command is kept waiting for its end: a guest that is well needs a moment.
+pub(super) const KILLED_LIMIT: Duration = Duration::from_secs(10);
 
 /// A name that is taken, for a session that is still to be made. Dropping it frees the name.
 #[derive(Debug)]
@@ -90,6 +94,8 @@ pub(super) struct Served<'a> {
     pub(super) pace: Pace,
     claimed: &'a Claimed,
     table: Mutex<Table>,
+    /// A command has left the list.
+    unlisted: Condvar,
 }
 
 #[derive(Debug)]
@@ -120,8 +126,23 @@ impl SessionClaim {
     /// Takes a name for a session of this process; [`Self::listen`] goes on once there is a sandbox.
     ///
     /// # Errors
-    /// See [`SessionError`].
+    /// See [`SessionError`]; [`SessionError::Paused`] where a sandbox of this name is paused, which could not go on or be paused again beside it.
     pub fn new(name: &str) -> Result<Self, SessionError> {
+        let claim = Self::below(&root(), name)?;
+        // Whoever has the name is the only one that could be paused under it by name.
+        if template::is_paused(name) {
+            return Err(SessionError::Paused {
+                name: name.to_owned(),
+            });
+        }
+        Ok(claim)
+    }
+
+    /// The same for a session that goes on with the paused sandbox of this name ([`Sandbox::begin_resume`]).
+    ///
+    /// # Errors
+    /// See [`SessionError`].
+    pub fn to_resume(name: &str) -> Result<Self, SessionError> {
         Self::below(&root(), name)
     }
 
@@ -205,6 +226,7 @@ impl SessionServer {
                 is_over: false,
                 end: SessionEnd::Sandbox,
             }),
+            unlisted: Condvar::new(),
         };
         let (wake, woken) = UnixStream::pair()?;
         let result = thread::scope(|scope| {
@@ -382,6 +404,17 @@ impl<'a> Served<'a> {
         })
     }
 
+    /// Waits until a command is not in the list any more, for [`KILLED_LIMIT`] at most. Says whether it is not.
+    pub(super) fn wait_unlisted(&self, id: u32) -> bool {
+        let limit = KILLED_LIMIT.min(self.pace.end_limit);
+        let listed = |table: &mut Table| table.commands.contains_key(&id);
+        let waited = self
+            .unlisted
+            .wait_timeout_while(self.lock(), limit, listed)
+            .unwrap_or_else(PoisonError::into_inner);
+        !waited.1.timed_out()
+    }
+
     /// Notes that a command is being killed.
     pub(super) fn kills(&self, id: u32) {
         if let Some(known) = self.lock().commands.get_mut(&id) {
@@ -420,5 +453,6 @@ pub(super) struct InList<'scope, 'a>(pub(super) &'scope Served<'a>, pub(super) u
 impl Drop for InList<'_, '_> {
     fn drop(&mut self) {
         self.0.lock().commands.remove(&self.1);
+        self.0.unlisted.notify_all();
     }
 }

@@ -18,13 +18,14 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::log;
 use crate::crash::Crash;
 use crate::error::SpawnError;
 use crate::limit::Limit;
 use crate::outcome::Completion;
 
 /// The version of all below: a session outlives the command that has started it, and may be of an older one.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Largest message, in bytes without its header: a command's words go on to the agent in one of this size.
 const MAX_MESSAGE_BYTES: usize = MAX_TO_AGENT_BYTES;
@@ -53,6 +54,8 @@ pub(super) enum Request {
     Stop,
     /// Put the sandbox on disk under this name, and end.
     Pause { name: String },
+    /// Tell where the log ends.
+    LogEnd,
 }
 
 /// A command, as [`crate::Command`] has it.
@@ -98,6 +101,8 @@ pub(super) enum Reply {
     Ended(Box<Completion>),
     /// All commands.
     Commands(Vec<Listed>),
+    /// Where the log ends.
+    LogEnd(log::End),
     /// What was copied.
     Copied { left_out: u64, first: Vec<u8> },
     /// It is done.
@@ -383,16 +388,17 @@ mod tests {
         ));
 
         let (client, server) = pair();
-        client.0.write_all_quietly(&[1, 0, 0, 0, 1, 0, 0, 0, 0xff]);
+        let ours = VERSION.to_le_bytes();
+        client
+            .0
+            .write_all_quietly(&[&ours[..], &[1, 0, 0, 0, 0xff]].concat());
         assert!(matches!(
             server.receive::<Request>(),
             Err(WireError::Malformed)
         ));
 
         let (client, server) = pair();
-        client
-            .0
-            .write_all_quietly(&[1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+        client.0.write_all_quietly(&[ours, [0xff; 4]].concat());
         assert!(matches!(
             server.receive::<Request>(),
             Err(WireError::TooLarge)

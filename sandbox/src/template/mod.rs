@@ -33,7 +33,8 @@ use std::sync::Arc;
 pub use build::TemplateBuilder;
 pub use error::TemplateError;
 pub use manifest::{CopiedFile, InputFile, Inputs, Manifest, OwnFile};
-pub use pause::{PauseError, StillPaused};
+pub(crate) use pause::is_paused;
+pub use pause::{PauseError, PausedSandbox, StillPaused};
 pub(crate) use using::Saved;
 
 use self::check::{Content, Note};
@@ -131,7 +132,7 @@ impl Template {
     /// # Errors
     /// See [`TemplateError`].
     pub fn list() -> Result<Vec<String>, TemplateError> {
-        store::list()
+        store::Shelf::Templates.list()
     }
 
     /// The manifest of a template, whether it can be used or not.

@@ -3,22 +3,28 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use super::check::Note;
 use super::error::file;
 use super::save::{Afterwards, save};
 use super::store::{Existing, Shelf, Unfinished, lock_soon, set_aside};
-use super::{MANIFEST, Template, TemplateError};
+use super::{MANIFEST, Template, TemplateError, read_manifest};
 use crate::error::StartError;
 use crate::sandbox::Sandbox;
+
+/// Bytes of what `stat(2)` counts blocks in.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Why a sandbox was not paused, or does not go on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PauseError {
     /// One of the name is there already.
-    #[error("There is a paused sandbox {name:?} already: resume it first, or choose another name")]
+    #[error(
+        "There is a paused sandbox {name:?} already: resume it or remove it first (`sandvmm resume {name}`, `sandvmm stop {name}`), or choose another name"
+    )]
     Exists {
         /// Which.
         name: String,
@@ -30,7 +36,7 @@ pub enum PauseError {
         name: String,
     },
     /// No such one, or it was resumed.
-    #[error("There is no paused sandbox {name:?}")]
+    #[error("There is no paused sandbox {name:?}: `sandvmm ls` lists those that there are")]
     Missing {
         /// Which.
         name: String,
@@ -112,6 +118,76 @@ impl Sandbox {
         };
         let sandbox = builder.begin().map_err(PauseError::Start)?;
         Ok((sandbox, paused))
+    }
+}
+
+impl Sandbox {
+    /// The sandboxes that are paused, by name, whoever paused them: [`Self::resume`] goes on with one, [`Self::remove_paused`] removes it.
+    ///
+    /// # Errors
+    /// See [`PauseError`].
+    pub fn list_paused() -> Result<Vec<PausedSandbox>, PauseError> {
+        let names = Shelf::Paused.list()?;
+        let root = Shelf::Paused.root()?;
+        let look = |name: String| {
+            let folder = root.join(&name);
+            PausedSandbox::look(name, &folder)
+        };
+        Ok(names.into_iter().filter_map(look).collect())
+    }
+
+    /// Removes a sandbox that is paused, with its files and all that ran in it. One that can't be used any more, because an image has changed or
+    /// another version has paused it, is removed as well.
+    ///
+    /// # Errors
+    /// See [`PauseError`]: [`PauseError::Busy`] where somebody is going on with it.
+    pub fn remove_paused(name: &str) -> Result<(), PauseError> {
+        let folder = Shelf::Paused.folder(name)?;
+        StillPaused::lock(name, folder)?.remove()
+    }
+}
+
+/// Whether a sandbox of this name is paused.
+pub(crate) fn is_paused(name: &str) -> bool {
+    Shelf::Paused
+        .folder(name)
+        .is_ok_and(|folder| folder.is_dir())
+}
+
+/// A sandbox that is paused ([`Sandbox::list_paused`]).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PausedSandbox {
+    /// Its name.
+    pub name: String,
+    /// When it was paused, in seconds since 1970.
+    pub paused_unix_s: u64,
+    /// Its machine's processors; 0 where what is on record of it can't be read.
+    pub cpus: u8,
+    /// Its machine's memory in MiB; 0 likewise.
+    pub memory_mib: u32,
+    /// Bytes that it takes on disk.
+    pub disk_bytes: u64,
+}
+
+impl PausedSandbox {
+    /// What is known of the one in this folder; `None` where it has just gone.
+    fn look(name: String, folder: &Path) -> Option<Self> {
+        let made = fs::metadata(folder).ok()?;
+        let manifest = read_manifest(&folder.join(MANIFEST)).ok();
+        let manifest = manifest.as_ref();
+        let files = fs::read_dir(folder).into_iter().flatten().flatten();
+        let blocks = files.filter_map(|entry| Some(entry.metadata().ok()?.blocks()));
+        Some(Self {
+            name,
+            paused_unix_s: manifest.map_or_else(
+                || u64::try_from(made.mtime()).unwrap_or_default(),
+                |manifest| manifest.built_at_s,
+            ),
+            cpus: manifest.map_or(0, |manifest| manifest.inputs.cpus),
+            memory_mib: manifest.map_or(0, |manifest| manifest.inputs.memory_mib),
+            disk_bytes: blocks.sum::<u64>().saturating_mul(STAT_BLOCK_BYTES),
+        })
     }
 }
 

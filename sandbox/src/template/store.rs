@@ -73,6 +73,31 @@ impl Shelf {
         Ok(())
     }
 
+    /// The names of all of its kind, sorted.
+    ///
+    /// # Errors
+    /// See [`TemplateError`].
+    pub(super) fn list(self) -> Result<Vec<String>, TemplateError> {
+        let root = self.root()?;
+        let entries = match fs::read_dir(&root) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            // Where somebody else has paused sandboxes, this user can have none.
+            Err(error) if self == Self::Paused && error.kind() == ErrorKind::PermissionDenied => {
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(file("Reading", &root)(error)),
+        };
+        let mut names: Vec<String> = entries
+            .filter_map(Result::ok)
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .filter(|name| check_name(name).is_ok())
+            .collect();
+        names.sort_unstable();
+        Ok(names)
+    }
+
     /// The folder of one, there or not.
     pub(super) fn folder(self, name: &str) -> Result<PathBuf, TemplateError> {
         check_name(name)?;
@@ -111,27 +136,6 @@ fn check_name(name: &str) -> Result<(), TemplateError> {
     Err(TemplateError::Name {
         name: name.to_owned(),
     })
-}
-
-/// The names of all templates, sorted.
-///
-/// # Errors
-/// See [`TemplateError`].
-pub(super) fn list() -> Result<Vec<String>, TemplateError> {
-    let root = Shelf::Templates.root()?;
-    let entries = match fs::read_dir(&root) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(file("Reading", &root)(error)),
-    };
-    let mut names: Vec<String> = entries
-        .filter_map(Result::ok)
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| folder(name).is_ok())
-        .collect();
-    names.sort_unstable();
-    Ok(names)
 }
 
 /// Removes a template. Its forks live on: what they have mapped stays until they end.

@@ -14,20 +14,28 @@ use sandvmm_tests::{Background, Call, HUNG_AFTER, children_of, eventually, is_al
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Sessions of one test; all end with it.
-struct Sessions(TempDir);
+/// Sessions of one test, whose runtime folder is its own; all end with it. What it pauses is in the data folder of all: it has a name of its own then.
+struct Sessions(TempDir, &'static str);
 
 impl Sessions {
     fn new() -> Self {
+        Self::of("dev")
+    }
+
+    fn of(name: &'static str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o700)).unwrap();
-        Self(folder)
+        Self(folder, name)
     }
 
     /// A started one, `dev`.
     fn dev(options: &[&str]) -> Self {
-        let sessions = Self::new();
-        let started = sessions.call(["start", "--name", "dev"]).args(options);
+        Self::started("dev", options)
+    }
+
+    fn started(name: &'static str, options: &[&str]) -> Self {
+        let sessions = Self::of(name);
+        let started = sessions.call(["start", "--name", name]).args(options);
         started.done().expect(0);
         sessions
     }
@@ -36,9 +44,9 @@ impl Sessions {
         sandvmm(args).env("XDG_RUNTIME_DIR", self.0.path())
     }
 
-    /// `exec dev -- WORDS`.
+    /// `exec NAME -- WORDS`.
     fn exec(&self, words: &[&str]) -> Call {
-        self.call(["exec", "dev", "--"]).args(words)
+        self.call(["exec", self.1, "--"]).args(words)
     }
 
     fn command(&self, args: &[&str]) -> Command {
@@ -47,7 +55,15 @@ impl Sessions {
         command
     }
 
+    /// All that run.
     fn list(&self) -> Vec<Value> {
+        let mut listed = self.list_all();
+        listed.retain(|info| info["state"] != "paused");
+        listed
+    }
+
+    /// All, and what any test has paused.
+    fn list_all(&self) -> Vec<Value> {
         let ran = self.call(["ls", "--json"]).done().expect(0);
         let lines = ran.text().lines();
         lines

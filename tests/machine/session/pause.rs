@@ -10,38 +10,71 @@ use serde_json::Value;
 
 use super::{Sessions, signal};
 
+/// The name of the one that is interrupted.
+const INTERRUPTED: &str = "interrupted";
+
 /// Most attempts to meet one between its machine's beginning and its being ready: tens of milliseconds, even where nothing else runs.
 const RESUMES: u32 = 10;
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn a_paused_session_goes_on_where_it_was() {
-    let sessions = Sessions::dev(&[]);
+    let sessions = Sessions::started("paused", &["--memory", "200M"]);
     sessions
         .exec(&["sh", "-c", "echo kept > /tmp/note"])
         .done()
         .expect(0);
 
-    sessions.call(["pause", "dev"]).done().expect(0);
+    sessions.call(["pause", "paused"]).done().expect(0);
     assert!(sessions.list().is_empty());
-    sessions.call(["resume", "dev"]).done().expect(0);
+    let listed = sessions.list_all();
+    let listed = listed.iter().find(|info| info["name"] == "paused").unwrap();
+    assert_eq!(
+        (&listed["state"], &listed["memory_mib"], &listed["cpus"]),
+        (&"paused".into(), &200.into(), &1.into())
+    );
+    assert!(listed["disk_bytes"].as_u64().unwrap() > 1 << 20);
+    let again = sessions
+        .call(["start", "--name", "paused"])
+        .done()
+        .expect(125);
+    assert!(again.stderr.contains("sandvmm resume paused"), "{again:?}");
+    sessions.call(["resume", "paused"]).done().expect(0);
 
     let read = sessions.exec(&["cat", "/tmp/note"]).done().expect(0);
     assert_eq!(read.text(), "kept\n");
+    let is_paused = |name| {
+        let all = sessions.list_all();
+        all.iter()
+            .any(|info| info["name"] == name && info["state"] == "paused")
+    };
+    assert!(!is_paused("paused"));
+
+    // And it is removed without going on.
+    sessions.call(["pause", "paused"]).done().expect(0);
+    assert!(is_paused("paused"));
+    sessions.call(["stop", "paused"]).done().expect(0);
+    assert!(!is_paused("paused"));
+    sessions.call(["resume", "paused"]).done().expect(125);
+    sessions
+        .call(["start", "--name", "paused"])
+        .done()
+        .expect(0);
 }
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn a_resume_that_is_interrupted_loses_nothing() {
-    let sessions = Sessions::dev(&[]);
+    let sessions = Sessions::started(INTERRUPTED, &[]);
     let keep = ["sh", "-c", "echo kept > /tmp/note"];
     sessions.exec(&keep).done().expect(0);
-    sessions.call(["pause", "dev"]).done().expect(0);
+    sessions.call(["pause", INTERRUPTED]).done().expect(0);
     // A resume that is on its way, and its supervisor, which is not the one of before.
     let resume = |before: u32| {
-        let mut command = sessions.command(&["resume", "dev"]);
+        let mut command = sessions.command(&["resume", INTERRUPTED]);
         let caller = command.stderr(Stdio::piped()).spawn().unwrap();
-        let record = sessions.0.path().join("sandvmm/sessions/dev/record");
+        let folder = sessions.0.path().join("sandvmm/sessions").join(INTERRUPTED);
+        let record = folder.join("record");
         let mut info = Value::Null;
         eventually(HUNG_AFTER, "the name is taken", || {
             let read = std::fs::read(&record).unwrap_or_default();
@@ -61,7 +94,10 @@ fn a_resume_that_is_interrupted_loses_nothing() {
     signal(supervisor, Signal::TERM);
     // Whenever it is killed on its way to its end, nothing is lost.
     let kernel = Images::from_data_folder().unwrap().kernel;
-    let memory = kernel.with_file_name("paused").join("dev/memory");
+    let memory = kernel
+        .with_file_name("paused")
+        .join(INTERRUPTED)
+        .join("memory");
     while caller.try_wait().unwrap().is_none() {
         assert!(memory.exists(), "it is on disk no more");
         std::thread::sleep(Duration::from_millis(5));
@@ -80,15 +116,12 @@ fn a_resume_that_is_interrupted_loses_nothing() {
             assert!(is_alive(resuming), "it ended by itself");
         }
         signal(resuming, Signal::STOP);
-        let is_hit = !sessions
-            .0
-            .path()
-            .join("sandvmm/sessions/dev/socket")
-            .exists();
+        let folder = sessions.0.path().join("sandvmm/sessions").join(INTERRUPTED);
+        let is_hit = !folder.join("socket").exists();
         signal(resuming, if is_hit { Signal::KILL } else { Signal::CONT });
         assert_eq!(caller.wait_with_output().unwrap().status.success(), !is_hit);
         if !is_hit {
-            sessions.call(["pause", "dev"]).done().expect(0);
+            sessions.call(["pause", INTERRUPTED]).done().expect(0);
         }
         is_hit
     });

@@ -88,7 +88,7 @@ fn what_a_killed_supervisor_left_is_swept() {
     let root = base.path().join("sessions");
     let claimed = claim(&root, &info("dev")).unwrap();
     let listener = claimed.listen().unwrap();
-    log::read(&claimed.path).unwrap();
+    log::read(&claimed.path, None).unwrap();
     assert!(is_alive(&root, "dev"));
     // As the system does it: the lock goes, all else stays.
     let Claimed { lock, .. } = &claimed;

@@ -125,6 +125,14 @@ fn a_clients_command_has_its_streams_and_its_status() {
     assert_eq!(end, SessionEnd::Sandbox);
 }
 
+fn eventually_logged(session: &Session, wanted: &str) {
+    let begun = Instant::now();
+    while session.log().unwrap() != wanted.as_bytes() {
+        assert!(begun.elapsed() < SOON);
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn eventually_none(session: &Session) {
     let begun = Instant::now();
     while !session.commands().unwrap().is_empty() {
@@ -156,6 +164,7 @@ fn a_client_that_leaves_has_its_command_killed_and_the_detached_one_goes_on_into
         ));
         say(agent, &exited(first.0, ExitStatus::Signal(9), 0));
         second.1.write_all(b"line\nrest").unwrap();
+        eventually_logged(&session, &format!("[{id}] line\n[{id}] rest\n"));
         say(agent, &exited(id, ExitStatus::Code(0), 0));
         drop((first, second));
         eventually_none(&session);
@@ -164,6 +173,36 @@ fn a_client_that_leaves_has_its_command_killed_and_the_detached_one_goes_on_into
             log,
             format!("[{id}] line\n[{id}] rest\n[session] Command {id} exited with 0\n")
         );
+        session.stop().unwrap();
+    });
+}
+
+#[test]
+fn who_kills_a_command_has_it_out_of_the_list() {
+    served(None, |root, peer, agent, _| {
+        let session = root.open().unwrap();
+        let (id, streams) = thread::scope(|scope| {
+            let spawning = scope.spawn(|| session.command("a").spawn_detached().unwrap());
+            let (id, stdout, stderr) = start(peer, agent);
+            assert_eq!(spawning.join().unwrap(), id);
+            (id, (stdout, stderr))
+        });
+
+        let listed = thread::scope(|scope| {
+            let killing = scope.spawn(|| {
+                session.signal(id, None).unwrap();
+                session.commands().unwrap()
+            });
+            assert!(matches!(hear(agent), ToAgent::Kill { .. }));
+            // It is not gone before its guest has said so.
+            thread::sleep(Duration::from_millis(100));
+            assert!(!killing.is_finished());
+            say(agent, &exited(id, ExitStatus::Signal(9), 0));
+            drop(streams);
+            killing.join().unwrap()
+        });
+
+        assert!(listed.is_empty(), "{listed:?}");
         session.stop().unwrap();
     });
 }
@@ -215,7 +254,7 @@ fn a_client_that_says_nothing_keeps_nobody_from_the_end() {
         nonsense.write_all(&[0xff; 64]).unwrap();
         let mut answer = [0; 4];
         nonsense.read_exact(&mut answer).unwrap();
-        assert_eq!(answer, 1_u32.to_le_bytes(), "the version is told");
+        assert_eq!(answer, 2_u32.to_le_bytes(), "the version is told");
 
         root.open().unwrap().stop().unwrap();
 
@@ -251,7 +290,8 @@ fn a_guest_that_does_not_tell_the_end_of_what_was_killed_keeps_no_place() {
         assert_eq!(session.commands().unwrap().len(), 2);
 
         drop(child);
-        session.signal(id, None).unwrap();
+        let untold = session.signal(id, None).unwrap_err().to_string();
+        assert!(untold.contains("has not told its end"), "{untold}");
 
         kept.1.write_all(b"line\n").unwrap();
         let begun = Instant::now();
