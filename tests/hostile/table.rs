@@ -327,6 +327,12 @@ pub(crate) const CASES: &[Case] = &[
     case(
         "block",
         Refused,
+        "zeroes_without_end",
+        "a queue full of the largest requests that write zeroes: another disk is served between",
+    ),
+    case(
+        "block",
+        Refused,
         "a_disk_is_used_for_all_that_it_can",
         "nothing wrong: writes, reads, a flush, space given back, zeroes",
     ),

@@ -4,7 +4,8 @@
 //! * [`request`] makes of a chain a request that can't be wrong, serves it, and writes its status.
 //! * Here: the device with its features and its configuration space.
 //!
-//! Requests are served one after the other on the event-loop thread. A reset waits for the one in service.
+//! Requests are served one after the other on the event-loop thread, so many bytes ([`request::ROUND_BYTES_MAX`]) in a round, after which others
+//! have their turn. A reset waits for the round in service.
 
 pub mod disk;
 pub mod request;
@@ -27,7 +28,7 @@ use crate::virtio::{
 pub use disk::{Disk, SECTOR_SIZE};
 use request::{
     DISK_ID_LEN, DiskService, Geometry, MAX_RANGE_SECTORS, MAX_RANGES, MAX_SEGMENT_LEN,
-    MAX_SEGMENTS,
+    MAX_SEGMENTS, ROUND_BYTES_MAX,
 };
 
 /// Descriptors in the queue: room for 85 requests of one segment, or one of [`MAX_SEGMENTS`].
@@ -105,7 +106,10 @@ impl Block {
             return;
         };
         let (service, write_through) = (&self.service, self.write_through);
-        match queue.drain(|memory, chain| service.serve(memory, chain, write_through)) {
+        let drained = queue.drain_within(ROUND_BYTES_MAX, |memory, chain| {
+            service.serve(memory, chain, write_through)
+        });
+        match drained {
             Ok(Drained::Empty) => {}
             // Others have their turn first.
             Ok(Drained::BudgetSpent) => self.queue_events.kick(0),
@@ -205,8 +209,115 @@ impl MutEventSubscriber for Block {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use virtio_bindings::virtio_blk::{VIRTIO_BLK_T_IN, VIRTIO_BLK_T_WRITE_ZEROES};
+    use vm_memory::{Bytes, GuestAddress, VolatileSlice};
+
     use super::testing::MemoryDisk;
     use super::*;
+    use crate::virtio::testing::{CountingLine, DriverQueue, Piece, memory};
+
+    /// A large disk that counts the bytes it is told to move.
+    #[derive(Debug, Clone, Default)]
+    struct CountingDisk(Arc<AtomicU64>);
+
+    impl CountingDisk {
+        fn count(&self, bytes: u64) -> io::Result<()> {
+            self.0.fetch_add(bytes, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+
+    impl Disk for CountingDisk {
+        fn capacity_sectors(&self) -> u64 {
+            1 << 31
+        }
+
+        fn read_only(&self) -> bool {
+            false
+        }
+
+        fn read_at(&self, _offset: u64, slices: &[VolatileSlice<'_>]) -> io::Result<()> {
+            self.count(slices.iter().map(|slice| slice.len() as u64).sum())
+        }
+
+        fn write_at(&self, offset: u64, slices: &[VolatileSlice<'_>]) -> io::Result<()> {
+            self.read_at(offset, slices)
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn discard(&self, _offset: u64, len: u64) -> io::Result<()> {
+            self.count(len)
+        }
+
+        fn write_zeroes(&self, _offset: u64, len: u64, _unmap: bool) -> io::Result<()> {
+            self.count(len)
+        }
+    }
+
+    /// What each round moves of a queue that is full of requests: `kind`, with `data` pieces between header and status.
+    fn rounds_of(kind: u32, data: &[Piece], chains: u16) -> Vec<u64> {
+        const HEADER: u64 = 0x8000;
+        let memory = memory(4 << 20);
+        let mut driver = DriverQueue::new(&memory, 0x1000, 256);
+        let disk = CountingDisk::default();
+        let mut block = Block::new(Box::new(disk.clone()), [0; DISK_ID_LEN]).unwrap();
+        block.queue = Some(driver.activate(&CountingLine::default().interrupt()));
+        memory
+            .write_obj([kind, 0, 0, 0], GuestAddress(HEADER))
+            .unwrap();
+        // Ranges from the beginning of the disk on, as long as they may be.
+        for range in 0..MAX_RANGES {
+            let at = RANGES + u64::from(range) * 16;
+            let range = [0, 0, MAX_RANGE_SECTORS, 0];
+            memory.write_obj(range, GuestAddress(at)).unwrap();
+        }
+        for _ in 0..chains {
+            let parts = [Piece::readable(HEADER, 16)];
+            let status = [Piece::writable(HEADER + 16, 1)];
+            driver.add(&[&parts, data, &status].concat());
+        }
+        let mut rounds = Vec::new();
+        loop {
+            let before = disk.0.load(Ordering::SeqCst);
+            block.serve();
+            rounds.push(disk.0.load(Ordering::SeqCst) - before);
+            // Others have their turn before the kick that it gave itself.
+            if block.queue_events.iter().all(|event| event.read().is_err()) {
+                break;
+            }
+            assert!(rounds.len() <= usize::from(chains) + 1, "{rounds:?}");
+        }
+        assert_eq!(driver.used_index(), chains);
+        rounds
+    }
+
+    const RANGES: u64 = 0x9000;
+
+    #[test]
+    fn a_round_moves_a_bounded_number_of_bytes_and_the_next_one_goes_on() {
+        let ranges = [Piece::readable(RANGES, MAX_RANGES * 16)];
+        let zeroed = u64::from(MAX_RANGES) * u64::from(MAX_RANGE_SECTORS) * SECTOR_SIZE;
+        let zeroes = rounds_of(VIRTIO_BLK_T_WRITE_ZEROES, &ranges, 85);
+
+        // Reads of one large piece each.
+        let piece = [Piece::writable(0x1_0000, 3 << 20)];
+        let reads = rounds_of(VIRTIO_BLK_T_IN, &piece, 85);
+
+        for (rounds, all) in [(zeroes, 85 * zeroed), (reads, 85 * (3 << 20))] {
+            assert_eq!(rounds.iter().sum::<u64>(), all);
+            assert!(
+                rounds.iter().all(|bytes| *bytes < 2 * ROUND_BYTES_MAX),
+                "{rounds:?}"
+            );
+            assert!(rounds.len() > 1, "{rounds:?}");
+        }
+    }
 
     fn block(read_only: bool) -> Block {
         let mut disk = MemoryDisk::new(1 << 4);

@@ -19,7 +19,7 @@ use virtio_bindings::virtio_blk::{
 use vm_memory::GuestMemoryMmap;
 
 use super::disk::{Disk, SECTOR_SIZE};
-use crate::virtio::{BufferError, Buffers, Chain};
+use crate::virtio::{BufferError, Buffers, Chain, Served};
 
 /// Bytes of a request's header (virtio 1.2 §5.2.6).
 pub const HEADER_LEN: usize = 16;
@@ -38,10 +38,21 @@ pub const MAX_SEGMENTS: u32 = super::QUEUE_SIZE as u32 - 2;
 pub const MAX_DATA_LEN: u64 = MAX_SEGMENT_LEN as u64 * MAX_SEGMENTS as u64;
 
 /// The most ranges in one discard or write-zeroes; more fail with IOERR.
-pub const MAX_RANGES: u32 = 32;
+pub const MAX_RANGES: u32 = 8;
 
-/// The most sectors in one range of a discard or write-zeroes: 1 GiB. A longer one fails with IOERR.
-pub const MAX_RANGE_SECTORS: u32 = 1 << 21;
+/// The most sectors in one range of a discard or write-zeroes: 8 MiB. A longer one fails with IOERR. A file system that can't make zeros gets
+/// them written, byte for byte: with [`MAX_RANGES`] it bounds what one request may cost to 64 MiB, some tens of milliseconds in memory.
+pub const MAX_RANGE_SECTORS: u32 = 1 << 14;
+
+/// The most bytes that one round of requests reads, writes, zeroes and discards before others have their turn; the request with which it comes
+/// to that is served whole, so that it may be twice as much.
+pub const ROUND_BYTES_MAX: u64 = 64 << 20;
+
+const _: () = assert!(
+    MAX_DATA_LEN <= ROUND_BYTES_MAX
+        && MAX_RANGES as u64 * MAX_RANGE_SECTORS as u64 * SECTOR_SIZE <= ROUND_BYTES_MAX,
+    "a request is no more than a round"
+);
 
 /// Bytes of a range: sector u64, sectors u32, flags u32 (virtio 1.2 §5.2.6).
 const RANGE_LEN: usize = 16;
@@ -174,6 +185,26 @@ impl Request {
     }
 }
 
+impl Request {
+    /// What it takes of a round's [`ROUND_BYTES_MAX`]. How long it takes to make something durable no number of bytes tells: others have their
+    /// turn after it.
+    fn cost(&self, write_through: bool) -> u64 {
+        let bytes = match self {
+            Self::Flush => return ROUND_BYTES_MAX,
+            Self::GetId => return 0,
+            Self::Read(range) => return range.len,
+            Self::Write(range) => range.len,
+            Self::Discard(ranges) => ranges.iter().map(|range| range.len).sum(),
+            Self::WriteZeroes(ranges) => ranges.iter().map(|zero| zero.range.len).sum(),
+        };
+        if write_through {
+            ROUND_BYTES_MAX
+        } else {
+            bytes
+        }
+    }
+}
+
 fn writable(geometry: Geometry) -> Result<(), Refusal> {
     if geometry.read_only {
         return Err(Refusal::IoError);
@@ -284,9 +315,24 @@ impl DiskService {
 
     /// Carries out the request in `chain` and writes its status. With `write_through`, what is written is durable when this returns.
     ///
-    /// The result is the number of bytes that were written into the chain: 0 where there is no status byte to write to, as
-    /// nothing was done then.
-    pub fn serve(&self, memory: &GuestMemoryMmap, chain: &Chain, write_through: bool) -> u32 {
+    /// No bytes are written into the chain where there is no status byte to write to, as nothing was done then. The cost is that of
+    /// [`ROUND_BYTES_MAX`].
+    pub fn serve(&self, memory: &GuestMemoryMmap, chain: &Chain, write_through: bool) -> Served {
+        let mut cost = 0;
+        let written_bytes = self.serve_counted(memory, chain, write_through, &mut cost);
+        Served {
+            written_bytes,
+            cost,
+        }
+    }
+
+    fn serve_counted(
+        &self,
+        memory: &GuestMemoryMmap,
+        chain: &Chain,
+        write_through: bool,
+        cost: &mut u64,
+    ) -> u32 {
         let Some(data_room) = chain.writable().len().checked_sub(1) else {
             return 0;
         };
@@ -295,7 +341,10 @@ impl DiskService {
             return 0;
         }
         let outcome = Request::parse(memory, chain.readable(), data_room, self.geometry())
-            .and_then(|request| self.carry_out(&request, memory, chain, write_through));
+            .and_then(|request| {
+                *cost = request.cost(write_through);
+                self.carry_out(&request, memory, chain, write_through)
+            });
         let (status, written) = match outcome {
             Ok(written) => (VIRTIO_BLK_S_OK, written),
             Err(Refusal::IoError) => (VIRTIO_BLK_S_IOERR, 0),

@@ -18,5 +18,5 @@ pub use chain::{BufferError, Buffers, Chain, Segment};
 pub use device::{Activation, ActivationError, QueueEvents, VirtioDevice, read_config_bytes};
 pub use interrupt::VirtioInterrupt;
 pub use mmio::MmioTransport;
-pub use queue::{ActiveQueue, Drained, QueueError};
+pub use queue::{ActiveQueue, Drained, QueueError, Served};
 pub use state::{Preserve, QueuePosition, StateError, TransportState};

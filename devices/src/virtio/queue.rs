@@ -57,9 +57,18 @@ pub enum QueueError {
 pub enum Drained {
     /// Nothing is left, and the driver kicks when there is more.
     Empty,
-    /// As many chains as the queue has descriptors were served, and more may wait. No kick will come for these:
-    /// the device kicks itself ([`QueueEvents::kick`](super::QueueEvents::kick)).
+    /// As many chains as the queue has descriptors were served, or what a round may cost was spent, and more may wait. No kick will come for
+    /// these: the device kicks itself ([`QueueEvents::kick`](super::QueueEvents::kick)).
     BudgetSpent,
+}
+
+/// What came of one chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// Bytes that were written into it.
+    pub written_bytes: u32,
+    /// What it cost, in the device's own measure.
+    pub cost: u64,
 }
 
 /// A queue in service.
@@ -224,8 +233,28 @@ impl ActiveQueue {
         &mut self,
         mut serve: impl FnMut(&GuestMemoryMmap, &Chain) -> u32,
     ) -> Result<Drained, QueueError> {
+        self.drain_within(u64::MAX, |memory, chain| Served {
+            written_bytes: serve(memory, chain),
+            cost: 0,
+        })
+    }
+
+    /// The same, but the round is also over with the chain that brings the cost of all to `cost_max`.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError`]: the queue has retired.
+    pub fn drain_within(
+        &mut self,
+        cost_max: u64,
+        mut serve: impl FnMut(&GuestMemoryMmap, &Chain) -> Served,
+    ) -> Result<Drained, QueueError> {
         self.disable_notification()?;
+        let mut cost_left = cost_max;
         for _ in 0..self.size() {
+            if cost_left == 0 {
+                break;
+            }
             let chain = match self.pop()? {
                 Some(chain) => chain,
                 None => {
@@ -236,7 +265,11 @@ impl ActiveQueue {
                     continue;
                 }
             };
-            let written_bytes = serve(&self.memory, &chain);
+            let Served {
+                written_bytes,
+                cost,
+            } = serve(&self.memory, &chain);
+            cost_left = cost_left.saturating_sub(cost);
             self.add_used(chain.head(), written_bytes)?;
             self.signal_used()?;
         }

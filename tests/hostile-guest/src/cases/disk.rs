@@ -299,6 +299,61 @@ pub(super) fn ranges_that_overflow() {
     check!(!DISK.needs_reset(), "the disk asks for a reset");
 }
 
+/// What a request may have at most: ranges, and sectors of each; here all of the disk.
+const RANGES_MAX: u64 = 8;
+
+/// A queue of all descriptors that the device takes.
+const DEEP_QUEUE: Queue = Queue::new(DISK, 0, 256, 2);
+
+/// Requests of three parts each that it has room for.
+const REQUESTS: u16 = DEEP_QUEUE.size / 3;
+
+/// A queue full of requests that write zeroes over all of the disk again and again, hundreds of MiB in all: the other disk is served between.
+pub(super) fn zeroes_without_end() {
+    block::start(&DEEP_QUEUE);
+    block::start(&READ_ONLY_QUEUE);
+    block::reads_right(&READ_ONLY_QUEUE, 3);
+    block::header(WRITE_ZEROES, 0);
+    let ranges = DATA + 0x1000;
+    for index in 0..RANGES_MAX {
+        range(0x1000 + 16 * index, 0, SECTORS as u32, 0);
+    }
+    let parts = [
+        HEADER_PART,
+        Descriptor(ranges, 16 * RANGES_MAX as u32, 0, 0),
+        STATUS_PART,
+    ];
+    for number in 0..REQUESTS {
+        DEEP_QUEUE.chain(3 * number, &parts);
+        DEEP_QUEUE.offer(3 * number);
+    }
+    // A read of the other disk, with parts of its own.
+    let (header, data, status) = (HEADER + 0x100, DATA, STATUS + 1);
+    memory::write(header, READ);
+    memory::write(header + 4, 0u32);
+    memory::write(header + 8, 3u64);
+    READ_ONLY_QUEUE.chain(
+        0,
+        &[
+            Descriptor(header, 16, 0, 0),
+            Descriptor(data, 512, WRITE, 0),
+            Descriptor(status, 1, WRITE, 0),
+        ],
+    );
+    let before = READ_ONLY_QUEUE.done();
+    READ_ONLY_QUEUE.offer(0);
+    DEEP_QUEUE.kick();
+    READ_ONLY_QUEUE.kick();
+    READ_ONLY_QUEUE.await_done(before.wrapping_add(1));
+    let zeroed = DEEP_QUEUE.done();
+    DEEP_QUEUE.await_done(REQUESTS);
+    same!(block::status(), OK, "status of the last one");
+    check!(
+        zeroed < REQUESTS / 2,
+        "the other disk waited for {zeroed} of {REQUESTS} requests"
+    );
+}
+
 /// Nothing hostile: what a guest with a file system on its disk does.
 pub(super) fn a_disk_is_used_for_all_that_it_can() {
     block::start(&QUEUE);

@@ -26,7 +26,7 @@ pub(crate) const ALL: &[Case] = cases! {
         available_index_backwards buffers_outside_memory packets_outside_memory lengths_beyond_reason indirect_descriptors
         same_head_twice descriptor_changed_meanwhile event_indices_poisoned_and_wrapped;
     disk: sectors_past_the_end lengths_that_are_no_sectors writes_to_a_read_only_disk ids_without_room statuses_without_room
-        headers_short_split_and_writable unknown_requests ranges_that_overflow
+        headers_short_split_and_writable unknown_requests ranges_that_overflow zeroes_without_end
         a_disk_is_used_for_all_that_it_can;
     sockets: packets_shorter_than_they_say foreign_addresses unknown_operations data_beyond_credit credit_that_shrinks_and_lies
         data_at_the_wrong_time hundred_thousand_connects connections_to_the_cap receive_queue_never_filled stuck_connections_go_with_a_reset reader_that_never_reads
