@@ -226,7 +226,10 @@ pub enum TreeNode {
     /// A folder.
     Folder,
     /// A regular file.
-    File,
+    File {
+        /// Bytes of its content when it was opened: what follows may be more or less, where it is written to.
+        bytes: u64,
+    },
     /// A symbolic link.
     Link {
         /// Where it points.

@@ -290,8 +290,8 @@ mod tests {
     /// Both sides of a snapshot may be built apart: whoever changes a message on purpose raises [`crate::VERSION`] and
     /// this table.
     #[test]
-    fn the_words_of_a_restore_have_the_bytes_that_version_8_gives_them() {
-        assert_eq!(crate::VERSION, 8);
+    fn the_words_of_a_restore_have_the_bytes_that_version_9_gives_them() {
+        assert_eq!(crate::VERSION, 9);
         assert_eq!(bytes(&ToAgent::Gate), [9]);
         assert_eq!(
             bytes(&ToAgent::Freeze {

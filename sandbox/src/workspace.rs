@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::images::{ImagesError, data_folder};
 use crate::text::one_line;
@@ -299,7 +300,7 @@ pub(crate) fn create(
     quota_mib: u32,
     features: &[&str],
 ) -> Result<(), WorkspaceError> {
-    let staging = folder.join(format!(".new-{}", std::process::id()));
+    let staging = staging(folder);
     let made = File::options()
         .write(true)
         .create(true)
@@ -316,6 +317,13 @@ pub(crate) fn create(
         });
     let _ = fs::remove_file(&staging);
     made
+}
+
+/// A name that no other process, and no other thread of this one, makes a file under.
+fn staging(folder: &Path) -> PathBuf {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    folder.join(format!(".new-{}-{count}", std::process::id()))
 }
 
 /// An empty ext4 file system that takes no room yet: tables and journal are filled when they are used.
@@ -435,6 +443,34 @@ mod tests {
             );
         }
         assert_eq!(odd.len(), 4);
+    }
+
+    #[test]
+    fn threads_that_make_some_at_once_do_not_meet() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+
+        let made: Vec<_> = std::thread::scope(|scope| {
+            let making: Vec<_> = (0..8)
+                .map(|number: u32| {
+                    scope.spawn(move || {
+                        let name = number.to_string();
+                        Workspace::open_or_create_in(folder, &name, 64 + number).unwrap()
+                    })
+                })
+                .collect();
+            making.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+
+        for (workspace, number) in made.iter().zip(0_u64..) {
+            assert_eq!(workspace.quota_bytes(), (64 + number) << 20);
+            // The magic number of ext4's superblock.
+            let mut magic = [0; 2];
+            std::os::unix::fs::FileExt::read_exact_at(&workspace.file, &mut magic, 1024 + 0x38)
+                .unwrap();
+            assert_eq!(magic, [0x53, 0xef], "{number}");
+        }
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 8);
     }
 
     #[test]

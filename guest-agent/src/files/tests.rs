@@ -291,7 +291,7 @@ fn a_tree_that_was_read_can_be_written_again() {
             frame::write(host, &item, MAX_TO_AGENT_BYTES).unwrap();
             match item {
                 TreeItem::Entry {
-                    node: TreeNode::File,
+                    node: TreeNode::File { .. },
                     ..
                 } => {
                     let mut content = Vec::new();

@@ -73,7 +73,9 @@ fn send_all(stream: &File, root: &Path) -> Result<(), FileFailure> {
                     read::open_regular(&path, OFlags::NOFOLLOW).map_err(&reading)?;
                 found = metadata::from(&opened);
                 content = Some(file);
-                TreeNode::File
+                TreeNode::File {
+                    bytes: opened.len(),
+                }
             }
             _ => TreeNode::Special,
         };
@@ -118,7 +120,7 @@ pub(super) fn receive(mut stream: &File, root: &Path) -> Result<FileDone, FileFa
                 super::folder::make(&path)?;
                 folders.push((path, mode, modified_ns));
             }
-            TreeNode::File => {
+            TreeNode::File { .. } => {
                 let file = write::replace(&path, mode, ContentReader::new(stream))?;
                 file.set_times(FileTimes::new().set_modified(time(modified_ns)))
                     .map_err(failed("given its time", &path))?;

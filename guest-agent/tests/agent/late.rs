@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,24 +37,35 @@ fn look(host: &Host, folder: &tempfile::TempDir, user: &str) -> Result<FileDone,
     answer.result.map_err(|failure| failure.message)
 }
 
-/// Waits until `count` stages have made their unfinished file in `folder`, and returns their processes.
+/// Waits until `count` stages have begun their file in `folder`, which has no name yet, and returns their processes.
 fn stages(folder: &tempfile::TempDir, count: usize) -> Vec<Pid> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let entries = fs::read_dir(folder.path()).unwrap();
-        let found: Vec<Pid> = entries
-            .filter_map(|entry| {
-                let name = entry.unwrap().file_name().into_string().unwrap();
-                let number = name.strip_prefix(".sandvmm-")?.parse().ok()?;
-                Pid::from_raw(number)
-            })
+        let found: Vec<Pid> = fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| entry.unwrap().file_name().into_string().ok()?.parse().ok())
+            .filter(|number| *number != std::process::id())
+            .filter(|number| has_open_in(*number, folder.path()))
+            .filter_map(|number| Pid::from_raw(number.try_into().unwrap()))
             .collect();
         if found.len() == count {
+            let left = fs::read_dir(folder.path()).unwrap().count();
+            assert_eq!(left, 0, "a killed stage would leave it");
             return found;
         }
         assert!(Instant::now() < deadline, "{found:?}");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Whether a process has a file in the folder open.
+fn has_open_in(process: u32, folder: &Path) -> bool {
+    let open = fs::read_dir(format!("/proc/{process}/fd"));
+    let mut open = open.into_iter().flatten().flatten();
+    open.any(|entry| {
+        let path = fs::read_link(entry.path()).unwrap_or_default();
+        path.parent() == Some(folder)
+    })
 }
 
 /// Waits until nothing is left of what other tests have started: each takes a place.
@@ -128,6 +140,19 @@ fn a_stage_for_a_file_that_the_host_gives_up_clears_up_by_itself() {
     let stream = begin_write(&host, &folder, &user);
     stages(&folder, 1);
     drop(stream);
+
+    stages(&folder, 0);
+}
+
+#[test]
+fn a_stage_for_a_file_that_is_killed_leaves_nothing_of_it() {
+    let mut host = host();
+    let folder = tempfile::tempdir().unwrap();
+    let user = host.spawn("true", &[]).user.unwrap();
+
+    let _stream = begin_write(&host, &folder, &user);
+    let [stage] = stages(&folder, 1).try_into().unwrap();
+    rustix::process::kill_process(stage, Signal::KILL).unwrap();
 
     stages(&folder, 0);
 }

@@ -83,7 +83,7 @@ impl<'a> Source<'a> {
                 copied.files += 1;
                 copied.bytes += found.len();
                 content = Some(open(&path).map_err(host(&path))?);
-                TreeNode::File
+                TreeNode::File { bytes: found.len() }
             } else {
                 copied.left_out.push(path);
                 continue;

@@ -23,7 +23,8 @@ const MAX_DEPTH: usize = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyLimits {
-    /// Most bytes of all files together: 4 GiB without another value.
+    /// Most bytes of all files together, holes included: 4 GiB without another value. A file that the guest says to be larger is refused before
+    /// any of it has come.
     pub bytes: u64,
     /// Most files and folders together, those left out included: 100 000 without another value.
     pub entries: u64,
@@ -44,6 +45,17 @@ impl CopyLimits {
     pub fn bytes(mut self, bytes: u64) -> Self {
         self.bytes = bytes;
         self
+    }
+
+    fn too_large(self) -> FileError {
+        let bound = match (self.bytes >> 20, self.bytes % (1 << 20)) {
+            (mib @ 1.., 0) => format!("{mib} MiB"),
+            _ => format!("{} bytes", self.bytes),
+        };
+        FileError::TooLarge {
+            what: "What is to be copied",
+            bound,
+        }
     }
 
     /// These files and folders at most.
@@ -114,9 +126,14 @@ pub(super) fn receive(
                 extraction.folder(place)?;
                 copied.folders += 1;
             }
-            TreeNode::File => {
+            TreeNode::File { bytes } => {
                 let left = limits.bytes - copied.bytes;
-                copied.bytes += extraction.file(&place, exchange, left)?;
+                // What the guest says saves the way; that it holds is seen by what comes.
+                if bytes > left {
+                    return Err(limits.too_large());
+                }
+                let content = extraction.file(&place, exchange, left)?;
+                copied.bytes += content.ok_or_else(|| limits.too_large())?;
                 copied.files += 1;
             }
             TreeNode::Link { .. } | TreeNode::Special if entries == 1 => {

@@ -86,13 +86,13 @@ impl<'a> Extraction<'a> {
         Ok(())
     }
 
-    /// Makes a file of the content that comes now, `bytes_max` at most, and returns how many it had.
+    /// Makes a file of the content that comes now, and returns how many bytes it had; `None`, and no file, where there are more than `bytes_max`.
     pub(super) fn file(
         &mut self,
         place: &Place,
         exchange: &Exchange<'_>,
         bytes_max: u64,
-    ) -> Result<u64, FileError> {
+    ) -> Result<Option<u64>, FileError> {
         let full = self.full(&place.path);
         let (folder, name) = self.above(&place.path)?;
         let process = std::process::id();
@@ -105,13 +105,16 @@ impl<'a> Extraction<'a> {
             .map_err(host(&full))?;
         let file = File::from(file);
         let written = fill(&file, exchange, bytes_max, &full).and_then(|bytes| {
+            if bytes.is_none() {
+                return Ok(None);
+            }
             rustix::fs::fchmod(&file, Mode::from_raw_mode(place.mode & SAFE_BITS))
                 .and_then(|()| rustix::fs::futimens(&file, &times(place.modified_ns)))
                 .and_then(|()| rustix::fs::renameat(&folder, &beside, &folder, &name))
                 .map_err(host(&full))?;
             Ok(bytes)
         });
-        if written.is_err() {
+        if !matches!(written, Ok(Some(_))) {
             let _ = rustix::fs::unlinkat(&folder, &beside, AtFlags::empty());
         }
         written
@@ -166,7 +169,7 @@ fn fill(
     exchange: &Exchange<'_>,
     bytes_max: u64,
     full: &Path,
-) -> Result<u64, FileError> {
+) -> Result<Option<u64>, FileError> {
     let mut content = exchange.content()?;
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut bytes = 0;
@@ -179,10 +182,7 @@ fn fill(
         };
         bytes += count as u64;
         if bytes > bytes_max {
-            return Err(FileError::TooLarge {
-                what: "What is to be copied",
-                bound: String::from("the bytes that were allowed"),
-            });
+            return Ok(None);
         }
         (&mut &*file)
             .write_all(chunk.get(..count).unwrap_or_default())
@@ -191,7 +191,7 @@ fn fill(
                 source,
             })?;
     }
-    Ok(bytes)
+    Ok(Some(bytes))
 }
 
 /// A folder beneath another, on a way without links.

@@ -96,10 +96,11 @@ impl TemplateBuilder {
     pub fn build(self) -> Result<Template, TemplateError> {
         let unfinished = Unfinished::new(Shelf::Templates, &self.name, self.existing)?;
         let images = self.sandbox.images().map_err(TemplateError::Start)?;
+        let mut note = Note::default();
         let (kernel, initramfs, rootfs) = (
-            input("kernel", &images.kernel)?,
-            input("initramfs", &images.initrd)?,
-            input("root image", &images.rootfs)?,
+            input(&mut note, "kernel", &images.kernel)?,
+            input(&mut note, "initramfs", &images.initrd)?,
+            input(&mut note, "root image", &images.rootfs)?,
         );
         let (cpus, memory_mib) = self.sandbox.size();
         let sandbox = self.sandbox.start().map_err(TemplateError::Start)?;
@@ -114,7 +115,6 @@ impl TemplateBuilder {
             succeed(code, &mut sandbox.warm_up(code))?;
         }
         // What was booted is what was read before, if it still is there unchanged.
-        let mut note = Note::default();
         for (role, file) in [
             ("kernel", &kernel),
             ("initramfs", &initramfs),
@@ -142,20 +142,25 @@ impl TemplateBuilder {
             inputs,
             built_with_secrets: !self.secrets.is_empty(),
             hostname: None,
+            note,
         };
         save(&sandbox, unfinished, record, Afterwards::End)
     }
 }
 
 /// A file that the template depends on, with its digest.
-pub(super) fn input(role: &'static str, path: &Path) -> Result<InputFile, TemplateError> {
+pub(super) fn input(
+    note: &mut Note,
+    role: &'static str,
+    path: &Path,
+) -> Result<InputFile, TemplateError> {
     let path = path.canonicalize().map_err(file("Finding", path))?;
     let opened = files::open(Role::Kernel, &path).map_err(|_| TemplateError::Changed {
         role,
         path: path.clone(),
     })?;
     Ok(InputFile {
-        sha256: digest(&opened.into(), &path, Content::Whole)?,
+        sha256: note.digest(&opened.into(), &path, Content::Whole)?,
         path,
     })
 }

@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::{TemplateError, file};
 use super::manifest::{InputFile, hex};
+use super::store::unique;
 
 /// Bytes read at a time.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -75,6 +76,27 @@ impl Note {
         read().unwrap_or_default()
     }
 
+    /// Reads an open file, notes what it is, and gives its digest.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub(super) fn digest(
+        &mut self,
+        opened: &File,
+        path: &Path,
+        content: Content,
+    ) -> Result<String, TemplateError> {
+        // Before it is read: what changes meanwhile is not what was noted.
+        let identity = identity(opened).map_err(file("Inspecting", path))?;
+        let sha256 = digest(opened, path, content)?;
+        self.files.push(Compared {
+            sha256: sha256.clone(),
+            identity,
+        });
+        self.is_news = true;
+        Ok(sha256)
+    }
+
     /// Whether the open file has the known content: by the note, else by reading it.
     ///
     /// # Errors
@@ -120,7 +142,7 @@ impl Note {
             return;
         }
         let text = serde_json::to_vec(self).unwrap_or_default();
-        let new = folder.join(format!(".{NOTE}.{}", std::process::id()));
+        let new = folder.join(format!(".{NOTE}.{}", unique()));
         let written = File::options()
             .write(true)
             .create(true)
@@ -219,6 +241,34 @@ mod tests {
     use super::*;
 
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+
+    #[test]
+    fn what_was_read_for_its_digest_is_not_read_again_before_it_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        fs::write(&path, "abc").unwrap();
+        let mut note = Note::default();
+
+        let sha256 = note
+            .digest(&File::open(&path).unwrap(), &path, Content::Whole)
+            .unwrap();
+
+        assert_eq!(sha256, ABC);
+        let known = InputFile {
+            path: path.clone(),
+            sha256,
+        };
+        // One that can't be read.
+        let opened = File::options().write(true).open(&path).unwrap();
+        assert!(note.has_content(&opened, &known, Content::Whole).unwrap());
+        note.write(folder.path());
+        let mut note = Note::read(folder.path());
+        assert!(note.has_content(&opened, &known, Content::Whole).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        fs::write(&path, "abd").unwrap();
+        let opened = File::open(&path).unwrap();
+        assert!(!note.has_content(&opened, &known, Content::Whole).unwrap());
+    }
 
     #[test]
     fn content_is_compared_once_and_again_after_every_change() {

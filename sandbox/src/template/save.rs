@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use vmm::control::Then;
 use vmm::snapshot::working_set::encode;
 
-use super::check::{Content, digest};
+use super::check::{Content, Note};
 use super::error::{TemplateError, file};
 use super::manifest::{FORMAT, Inputs, Manifest, OwnFile};
 use super::rehearse::Rehearsal;
@@ -42,6 +42,8 @@ pub(super) struct Record {
     pub(super) built_with_secrets: bool,
     /// Of a paused sandbox.
     pub(super) hostname: Option<String>,
+    /// What was read of its inputs.
+    pub(super) note: Note,
 }
 
 /// A machine's two files.
@@ -71,6 +73,7 @@ pub(super) fn save(
         inputs,
         built_with_secrets,
         hostname,
+        mut note,
     } = record;
     let working_set = match rehearsal {
         None => None,
@@ -81,7 +84,7 @@ pub(super) fn save(
             opened
                 .write_all(&encode(&runs))
                 .map_err(file("Writing", &path))?;
-            Some(own_file(&opened, &path, Content::Whole)?)
+            Some(own_file(&mut note, &opened, &path, Content::Whole)?)
         }
     };
     let manifest = Manifest {
@@ -93,9 +96,9 @@ pub(super) fn save(
         inputs_digest: inputs.digest(),
         inputs,
         built_with_secrets,
-        memory: own_file(&memory, &folder.join(MEMORY), Content::Sparse)?,
+        memory: own_file(&mut note, &memory, &folder.join(MEMORY), Content::Sparse)?,
         memory_used_bytes,
-        state: own_file(&state, &folder.join(STATE), Content::Whole)?,
+        state: own_file(&mut note, &state, &folder.join(STATE), Content::Whole)?,
         working_set,
         hostname,
     };
@@ -107,8 +110,10 @@ pub(super) fn save(
     let mut opened = create(&path)?;
     opened.write_all(&text).map_err(file("Writing", &path))?;
     finish(&opened, &path)?;
+    // What was read once is not read again when it is opened.
+    note.write(folder);
     let folder = unfinished.finish()?;
-    Template::open_folder(&folder, super::check::Note::read(&folder))
+    Template::open_folder(&folder, note)
 }
 
 /// Brings the guest to a stand and has the machine write itself into the folder.
@@ -169,11 +174,16 @@ fn create(path: &Path) -> Result<File, TemplateError> {
 }
 
 /// What is recorded of a file, which does not change any more.
-fn own_file(opened: &File, path: &Path, content: Content) -> Result<OwnFile, TemplateError> {
+fn own_file(
+    note: &mut Note,
+    opened: &File,
+    path: &Path,
+    content: Content,
+) -> Result<OwnFile, TemplateError> {
     finish(opened, path)?;
     Ok(OwnFile {
         bytes: opened.metadata().map_err(file("Inspecting", path))?.len(),
-        sha256: digest(opened, path, content)?,
+        sha256: note.digest(opened, path, content)?,
     })
 }
 

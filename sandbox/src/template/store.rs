@@ -383,7 +383,7 @@ fn replace_in_two_steps(new: &Path, target: &Path) -> io::Result<()> {
 }
 
 /// An end of a name that no other process or thread has.
-fn unique() -> String {
+pub(super) fn unique() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     // Where two have one number, in two containers, the time tells them apart.

@@ -5,6 +5,7 @@ use std::fs::File;
 use tracing::info_span;
 
 use super::build::input;
+use super::check::Note;
 use super::save::{Afterwards, Record, save, write};
 use super::store::{Existing, Shelf, Staging, Unfinished};
 use super::{ForkFiles, Inputs, Template, TemplateError};
@@ -88,15 +89,16 @@ impl Sandbox {
     /// What is on record of it when it is saved in use.
     pub(super) fn record(&self, hostname: Option<String>) -> Result<Record, TemplateError> {
         let origin = self.origin();
+        let mut note = Note::default();
         let inputs = match &origin.template {
             Some(template) => Inputs {
                 from_running: true,
                 ..template.manifest().inputs.clone()
             },
             None => Inputs {
-                kernel: input("kernel", &origin.images.kernel)?,
-                initramfs: input("initramfs", &origin.images.initrd)?,
-                rootfs: input("root image", &origin.images.rootfs)?,
+                kernel: input(&mut note, "kernel", &origin.images.kernel)?,
+                initramfs: input(&mut note, "initramfs", &origin.images.initrd)?,
+                rootfs: input(&mut note, "root image", &origin.images.rootfs)?,
                 cpus: origin.cpus,
                 memory_mib: origin.memory_mib,
                 copies: Vec::new(),
@@ -112,6 +114,7 @@ impl Sandbox {
             built_with_secrets: template
                 .is_some_and(|template| template.manifest().built_with_secrets),
             hostname,
+            note,
         })
     }
 

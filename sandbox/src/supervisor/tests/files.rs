@@ -43,6 +43,9 @@ fn tell_content(stream: &mut UnixStream, bytes: &[u8]) {
     }
 }
 
+/// A file that is empty, or says so.
+const FILE: TreeNode = TreeNode::File { bytes: 0 };
+
 fn entry(path: &[u8], node: TreeNode, mode: u32) -> TreeItem {
     TreeItem::Entry {
         path: path.to_vec(),
@@ -299,7 +302,7 @@ fn a_tree_is_copied_with_modes_and_times_and_without_the_dangerous_bits() {
     let copied = copy_out(&to, CopyLimits::default(), |stream| {
         tell(stream, &entry(b"", TreeNode::Folder, 0o755));
         tell(stream, &entry(b"sub", TreeNode::Folder, 0o500));
-        tell(stream, &entry(b"sub/tool", TreeNode::File, 0o6755));
+        tell(stream, &entry(b"sub/tool", FILE, 0o6755));
         tell_content(stream, &[9; 100_000]);
         let target = b"/etc/passwd".to_vec();
         tell(stream, &entry(b"link", TreeNode::Link { target }, 0o777));
@@ -355,7 +358,7 @@ fn nothing_is_made_outside_the_target() {
     for path in hostile {
         let folder = tempfile::tempdir().unwrap();
         let to = folder.path().join("copy");
-        for node in [TreeNode::File, TreeNode::Folder] {
+        for node in [FILE, TreeNode::Folder] {
             let error = copy_out(&to, CopyLimits::default(), |stream| {
                 tell(stream, &entry(b"", TreeNode::Folder, 0o755));
                 tell(stream, &entry(b"sub", TreeNode::Folder, 0o755));
@@ -383,7 +386,7 @@ fn a_link_on_the_way_is_not_followed() {
 
     let through = copy_out(&to, CopyLimits::default(), |stream| {
         tell(stream, &entry(b"", TreeNode::Folder, 0o755));
-        tell(stream, &entry(b"sub/file", TreeNode::File, 0o644));
+        tell(stream, &entry(b"sub/file", FILE, 0o644));
         tell_content(stream, b"new");
         tell(stream, &TreeItem::End);
     });
@@ -394,7 +397,7 @@ fn a_link_on_the_way_is_not_followed() {
     });
     copy_out(&to, CopyLimits::default(), |stream| {
         tell(stream, &entry(b"", TreeNode::Folder, 0o755));
-        tell(stream, &entry(b"file", TreeNode::File, 0o644));
+        tell(stream, &entry(b"file", FILE, 0o644));
         tell_content(stream, b"new");
         tell(stream, &TreeItem::End);
     })
@@ -424,9 +427,9 @@ fn the_caps_hold_and_half_a_file_is_not_left() {
 
     let bytes = copy_out(&to, CopyLimits::default().bytes(1000), |stream| {
         tell(stream, &entry(b"", TreeNode::Folder, 0o755));
-        tell(stream, &entry(b"a", TreeNode::File, 0o644));
+        tell(stream, &entry(b"a", FILE, 0o644));
         tell_content(stream, &[0; 999]);
-        tell(stream, &entry(b"b", TreeNode::File, 0o644));
+        tell(stream, &entry(b"b", FILE, 0o644));
         tell_content(stream, &[0; 2]);
         tell(stream, &TreeItem::End);
     });
@@ -451,6 +454,28 @@ fn the_caps_hold_and_half_a_file_is_not_left() {
         .map(|entry| entry.unwrap().file_name())
         .collect();
     assert_eq!(left, ["a"]);
+}
+
+#[test]
+fn a_file_that_is_too_large_is_refused_before_it_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("copy");
+    let large = |bytes| entry(b"", TreeNode::File { bytes }, 0o644);
+
+    // Its content never comes.
+    let refused = copy_out(&to, CopyLimits::default(), |stream| {
+        tell(stream, &large((4 << 30) + 1));
+        let _ = stream.read(&mut [0]);
+    });
+    let whole = copy_out(&to, CopyLimits::default().bytes(5), |stream| {
+        tell(stream, &large(5));
+        tell_content(stream, b"12345");
+        tell(stream, &TreeItem::End);
+    });
+
+    let refused = refused.unwrap_err().to_string();
+    assert_eq!(refused, "What is to be copied is larger than 4096 MiB");
+    assert_eq!(whole.unwrap().bytes, 5);
 }
 
 #[test]
