@@ -102,6 +102,8 @@ struct Shared {
 #[derive(Debug)]
 struct Status {
     wanted: Wanted,
+    /// Whether it was ever to run: from then on it comes to the start line, paused again or not, since others wait for it there.
+    is_called: bool,
     state: State,
     /// The paused thread is to save its processor: with these model-specific registers.
     save: Option<Arc<[u32]>>,
@@ -148,6 +150,7 @@ impl Vcpu {
         let shared = Arc::new(Shared {
             status: Mutex::new(Status {
                 wanted: Wanted::Pause,
+                is_called: false,
                 state: State::Paused,
                 save: None,
                 saved: None,
@@ -230,7 +233,10 @@ impl Vcpu {
     }
 
     fn want(&self, wanted: Wanted) {
-        lock(&self.shared.status).wanted = wanted;
+        let mut status = lock(&self.shared.status);
+        status.wanted = wanted;
+        status.is_called |= wanted == Wanted::Run;
+        drop(status);
         self.shared.changed.notify_all();
         if wanted == Wanted::Run {
             // A thread that is to be kicked for this is in the guest already.
@@ -328,27 +334,31 @@ impl Runner {
         let number = rustix::thread::gettid().as_raw_nonzero().get();
         self.retire.shared.thread.store(number, Ordering::SeqCst);
         let mut entry_retries = 0;
+        // Not before: a machine that could not be built to its end takes its threads down again.
+        if !self.wait_until_called() {
+            std::mem::forget(alarm);
+            return;
+        }
+        if let Err(error) = self.hooks.before_serving(ThreadKind::Vcpu) {
+            std::mem::forget(alarm);
+            self.end.raise(EndReason::HostFailed(format!(
+                "vCPU {}'s thread could not be closed in: {error}",
+                self.id
+            )));
+            return;
+        }
+        if !self.retire.start_line.pass() {
+            // Another one could not be closed in, or the machine is taken down: it tells why.
+            std::mem::forget(alarm);
+            self.retire.wait_for_stop();
+            return;
+        }
         let mut has_served = false;
         while self.wait_until_wanted() {
             if has_served {
                 // The guest's watchdogs are not to take a long pause for a processor that hangs. Refused where the guest
                 // has no paravirtual clock.
                 let _ = self.fd.kvmclock_ctrl();
-            }
-            // Not before: a machine that could not be built to its end takes its threads down again.
-            if !has_served && let Err(error) = self.hooks.before_serving(ThreadKind::Vcpu) {
-                std::mem::forget(alarm);
-                self.end.raise(EndReason::HostFailed(format!(
-                    "vCPU {}'s thread could not be closed in: {error}",
-                    self.id
-                )));
-                return;
-            }
-            if !has_served && !self.retire.start_line.pass() {
-                // Another one could not be closed in, or the machine is taken down: it tells why.
-                std::mem::forget(alarm);
-                self.retire.wait_for_stop();
-                return;
             }
             has_served = true;
             loop {
@@ -367,6 +377,38 @@ impl Runner {
         std::mem::forget(alarm);
     }
 
+    /// Waits until the vCPU is to run for the first time, and saves it if that is wanted before; false when the thread shall end. As long as it is
+    /// at the start line it is paused to everybody: who wants to pause it again does not wait for others that come there.
+    fn wait_until_called(&self) -> bool {
+        let mut status = lock(&self.retire.shared.status);
+        loop {
+            status = self.save_if_wanted(status);
+            if status.wanted == Wanted::Stop {
+                return false;
+            }
+            if status.is_called {
+                return true;
+            }
+            status = self.wait_for_change(status);
+        }
+    }
+
+    fn save_if_wanted<'a>(&'a self, mut status: MutexGuard<'a, Status>) -> MutexGuard<'a, Status> {
+        if let (Wanted::Pause, Some(msrs)) = (status.wanted, status.save.take()) {
+            drop(status);
+            let saved = snapshot::vcpu::save(&self.fd, &msrs);
+            status = lock(&self.retire.shared.status);
+            status.saved = Some(saved);
+            self.retire.shared.changed.notify_all();
+        }
+        status
+    }
+
+    fn wait_for_change<'a>(&'a self, status: MutexGuard<'a, Status>) -> MutexGuard<'a, Status> {
+        let changed = &self.retire.shared.changed;
+        changed.wait(status).unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits outside the guest while a pause is wanted, and saves the vCPU if that is wanted too; false when the thread shall end.
     ///
     /// What the last exit asked for is complete here: whoever leaves the inner loop of [`Self::run`] was sent back by `KVM_RUN`
@@ -376,13 +418,7 @@ impl Runner {
         let shared = &self.retire.shared;
         let mut status = lock(&shared.status);
         loop {
-            if let (Wanted::Pause, Some(msrs)) = (status.wanted, status.save.take()) {
-                drop(status);
-                let saved = snapshot::vcpu::save(&self.fd, &msrs);
-                status = lock(&shared.status);
-                status.saved = Some(saved);
-                shared.changed.notify_all();
-            }
+            status = self.save_if_wanted(status);
             match status.wanted {
                 Wanted::Run => {
                     status.state = State::Running;
@@ -392,10 +428,7 @@ impl Runner {
                 Wanted::Pause => {
                     status.state = State::Paused;
                     shared.changed.notify_all();
-                    status = shared
-                        .changed
-                        .wait(status)
-                        .unwrap_or_else(PoisonError::into_inner);
+                    status = self.wait_for_change(status);
                 }
             }
         }

@@ -14,6 +14,14 @@ const COUNTER: u64 = 0x8000;
 /// A vCPU in real mode that increments the 32-bit word at [`COUNTER`] without end, and never leaves the guest by itself; `None`, said aloud,
 /// where there is no KVM.
 fn counting_vcpu(test: &str) -> Option<(Vcpu, GuestMemoryMmap, Arc<EndSignal>)> {
+    counting_vcpu_of(test, &Arc::new(StartLine::new(1)))
+}
+
+/// One that starts with others, of other machines.
+fn counting_vcpu_of(
+    test: &str,
+    start_line: &Arc<StartLine>,
+) -> Option<(Vcpu, GuestMemoryMmap, Arc<EndSignal>)> {
     let kvm = match Kvm::new() {
         Ok(kvm) => kvm,
         Err(error) => {
@@ -51,8 +59,7 @@ fn counting_vcpu(test: &str) -> Option<(Vcpu, GuestMemoryMmap, Arc<EndSignal>)> 
     };
     let end = Arc::new(EndSignal::new().unwrap());
     let hooks: Arc<dyn Hooks> = Arc::new(NoHooks);
-    let start_line = Arc::new(StartLine::new(1));
-    let vcpu = Vcpu::spawn(0, vcpu, buses, Arc::clone(&end), &hooks, &start_line).unwrap();
+    let vcpu = Vcpu::spawn(0, vcpu, buses, Arc::clone(&end), &hooks, start_line).unwrap();
     Some((vcpu, memory, end))
 }
 
@@ -90,6 +97,42 @@ fn a_vcpu_runs_only_between_resume_and_pause() {
         assert_eq!((vcpu.state(), count(&memory)), (State::Paused, paused_at));
     }
     assert_eq!(end.reason(), None);
+}
+
+#[test]
+fn vcpus_that_are_paused_and_saved_before_all_were_in_the_guest_wait_for_nobody() {
+    const TEST: &str =
+        "vcpus_that_are_paused_and_saved_before_all_were_in_the_guest_wait_for_nobody";
+    for _ in 0..20 {
+        let start_line = Arc::new(StartLine::new(2));
+        let vcpus = [(); 2].map(|()| counting_vcpu_of(TEST, &start_line));
+        let [Some((first, memory, _)), Some((second, ..))] = vcpus else {
+            return;
+        };
+        let (done, is_done) = std::sync::mpsc::channel();
+        let pausing = thread::spawn(move || {
+            first.resume();
+            // It is at the line when the other one is paused again, as a rule before that has looked.
+            thread::sleep(Duration::from_millis(5));
+            second.resume();
+            second.pause();
+            first.pause();
+            let states = (first.state(), second.state());
+            let saved = [&first, &second].map(|vcpu| vcpu.save(&Arc::from([])).map(drop));
+            done.send(()).unwrap();
+            (first, second, states, saved)
+        });
+
+        is_done
+            .recv_timeout(Duration::from_secs(60))
+            .expect("they wait for each other");
+        let (first, second, states, saved) = pausing.join().unwrap();
+        assert_eq!(states, (State::Paused, State::Paused));
+        assert!(saved.iter().all(Result::is_ok), "{saved:?}");
+        first.resume();
+        second.resume();
+        wait_for_more_than(&memory, count(&memory));
+    }
 }
 
 #[test]
