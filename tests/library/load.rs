@@ -28,12 +28,15 @@ const ABUSE: Duration = Duration::from_secs(6);
 /// How soon an abuser shows. On a busy host of two emulated processors a thousand processes are there after 18 s.
 const SHOWN_WITHIN: Duration = Duration::from_secs(90);
 
-/// How soon a sandbox answers beside an abuser, and how soon an abuser is gone. An emulated host of two processors has 0.25 s at worst, and 0.2 s when
-/// nothing else runs; there are machines that do more beside the tests.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// How soon a sandbox answers beside an abuser, and how soon an abuser is gone: that is promised. An emulated host of two processors has 0.25 s at worst.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
-/// The same beside eight guests that are busy all the time, on two emulated processors: it has 2.3 s.
-const BUSY_ANSWER_LIMIT: Duration = Duration::from_secs(15);
+/// Where the host itself is slow, since others use it too, an answer beside an abuser takes at most so many times what it takes at worst before
+/// there is one, in the same run.
+const ALONE_FACTOR: u32 = 2;
+
+/// How often a sandbox is asked before there is load.
+const ALONE_ROUNDS: u32 = 20;
 
 /// MiB that go each way through each sandbox, unless the variable says otherwise: an emulated processor does not bear a gigabyte.
 const TRAFFIC_MIB: usize = 4;
@@ -69,7 +72,8 @@ fn output_flood() {
 fn beside(abuse: &str, sign: &'static str) {
     let (abused, neighbour) = (machine(), machine());
     neighbour.write("note", &b"kept"[..]).unwrap();
-    let alone = answer(&neighbour);
+    let alone = worst_alone(&neighbour);
+    let limit = ANSWER_LIMIT.max(alone * ALONE_FACTOR);
     let mut child = abused.command("sh").arg("-c").arg(abuse).spawn().unwrap();
     let (mut stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
     let signs = Arc::new(AtomicUsize::new(0));
@@ -111,12 +115,12 @@ fn beside(abuse: &str, sign: &'static str) {
     let ended = Instant::now();
     drop(child);
     let end = abused.end();
+    let gone = ended.elapsed();
     eprintln!(
-        "alone {alone:?}; shown after {shown:?}, {meanwhile} times until the end; at worst {worst:?} in {rounds} rounds; ended in {:?}",
-        ended.elapsed()
+        "alone {alone:?}; shown after {shown:?}, {meanwhile} times until the end; at worst {worst:?} in {rounds} rounds; ended in {gone:?}"
     );
-    assert!(worst < ANSWER_LIMIT, "{worst:?}");
-    assert!(ended.elapsed() < ANSWER_LIMIT, "{:?}", ended.elapsed());
+    assert!(worst < limit, "{worst:?}, alone {alone:?}");
+    assert!(gone < limit, "{gone:?}, alone {alone:?}");
     assert!(end.crash.is_none(), "{end:?}");
     for drain in drains {
         drain.join().unwrap();
@@ -128,6 +132,12 @@ fn answer(sandbox: &Sandbox) -> Duration {
     let asked = Instant::now();
     sandbox.files().metadata("/").unwrap();
     asked.elapsed()
+}
+
+/// The longest of some answers, when nothing that is meant to disturb does.
+fn worst_alone(sandbox: &Sandbox) -> Duration {
+    let answers = (0..ALONE_ROUNDS).map(|_| answer(sandbox));
+    answers.max().unwrap_or_default()
 }
 
 /// Sends all back, and says what went by.
@@ -142,6 +152,8 @@ fn traffic() {
     let mib = std::env::var("SANDVMM_TRAFFIC_MIB").ok();
     let mib = mib.map_or(TRAFFIC_MIB, |text| text.parse().unwrap());
     let sandboxes: Vec<Sandbox> = (0..SANDBOXES).map(|_| machine_with(128)).collect();
+    let alone = worst_alone(&sandboxes[0]);
+    let begun = Instant::now();
     let asked_at_worst = thread::scope(|scope| {
         let echoes: Vec<_> = sandboxes
             .iter()
@@ -158,8 +170,18 @@ fn traffic() {
         }
         worst
     });
-    eprintln!("answered within {asked_at_worst:?}");
-    assert!(asked_at_worst < BUSY_ANSWER_LIMIT, "{asked_at_worst:?}");
+    let processors = thread::available_parallelism().unwrap().get();
+    let took = begun.elapsed();
+    eprintln!(
+        "{mib} MiB each way of {SANDBOXES} in {took:?} on {processors} processors; answered within {asked_at_worst:?}, alone {alone:?}"
+    );
+    // Each of them computes all the time: so many have to wait for one that has a processor, and for the program beside the agent in it.
+    let share = u32::try_from(2 * SANDBOXES.div_ceil(processors)).unwrap();
+    let limit = ANSWER_LIMIT.max(alone * ALONE_FACTOR) * share;
+    assert!(
+        asked_at_worst < limit,
+        "{asked_at_worst:?}, alone {alone:?}, limit {limit:?}"
+    );
 }
 
 /// Sends so much through a sandbox and compares three digests: of what was sent, what the guest saw, and what came back.

@@ -2,6 +2,10 @@
 
 use sandvmm_tests::run;
 
+/// Time for filling a guest's memory. Most of it may go after that: a guest whose memory is full reads its programs' pages again and again before it
+/// kills, for a minute and more where a child fills it.
+const FILLING_TIME: &str = "120s";
+
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn out_of_memory_is_named_and_the_output_before_it_is_kept() {
@@ -9,7 +13,7 @@ fn out_of_memory_is_named_and_the_output_before_it_is_kept() {
 hog = []
 while True: hog.append(bytearray(1 << 20))";
 
-    let ran = run(["--json", "-c", program]).done();
+    let ran = run(["--json", "--timeout", FILLING_TIME, "-c", program]).done();
 
     let json = ran.json();
     assert_eq!(json["reason"], "oom", "{json}");
@@ -20,7 +24,9 @@ while True: hog.append(bytearray(1 << 20))";
         json["usage"]["peak_memory_bytes"].as_u64().unwrap() > 100 << 20,
         "{json}"
     );
-    let plain = run(["-c", program]).done().expect(137);
+    let plain = run(["--timeout", FILLING_TIME, "-c", program])
+        .done()
+        .expect(137);
     assert!(plain.stderr.contains("memory"), "{plain:?}");
 }
 
@@ -30,7 +36,9 @@ fn a_child_that_ran_out_of_memory_leaves_its_parent_alone() {
     let program = "import subprocess
 done = subprocess.run(['python3', '-c', 'x = []\\nwhile True: x.append(bytearray(1 << 20))'])
 print(done.returncode)";
-    let ran = run(["-c", program]).done().expect(0);
+    let ran = run(["--timeout", FILLING_TIME, "-c", program])
+        .done()
+        .expect(0);
     assert_eq!(ran.text(), "-9\n");
 }
 
@@ -60,6 +68,8 @@ try:
     with open('filler', 'wb') as file:
         while True: file.write(bytes(1 << 20))
 except OSError as error: print(errno.errorcode[error.errno])";
-    let ran = run(["--timeout", "120s", "-c", program]).done().expect(0);
+    let ran = run(["--timeout", FILLING_TIME, "-c", program])
+        .done()
+        .expect(0);
     assert_eq!(ran.text(), "ENOSPC\n");
 }

@@ -89,35 +89,54 @@ fn a_resume_that_is_interrupted_loses_nothing() {
         )
     };
 
-    let (mut caller, supervisor) = resume(0);
-    while !catches(supervisor, Signal::TERM) {}
-    signal(supervisor, Signal::TERM);
-    // Whenever it is killed on its way to its end, nothing is lost.
+    let folder = sessions.0.path().join("sandvmm/sessions").join(INTERRUPTED);
+    // Brings one to a stand, and says whether that was before it was ready.
+    let stands_early = |supervisor: u32| {
+        signal(supervisor, Signal::STOP);
+        eventually(HUNG_AFTER, "it stands", || is_stopped(supervisor));
+        !folder.join("socket").exists()
+    };
+
+    // Told to end when it hears that, and is not ready yet.
     let kernel = Images::from_data_folder().unwrap().kernel;
-    let memory = kernel
-        .with_file_name("paused")
-        .join(INTERRUPTED)
-        .join("memory");
-    while caller.try_wait().unwrap().is_none() {
-        assert!(memory.exists(), "it is on disk no more");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let ended = caller.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.code(), Some(125), "{said}");
-    assert!(said.contains("it is paused as before"), "{said}");
+    let memory = kernel.with_file_name("paused").join(INTERRUPTED);
+    let memory = memory.join("memory");
+    let mut supervisor = 0;
+    let is_told = (0..RESUMES).any(|_| {
+        let (mut caller, resuming) = resume(supervisor);
+        supervisor = resuming;
+        while !catches(resuming, Signal::TERM) {}
+        let is_told = stands_early(resuming);
+        if is_told {
+            signal(resuming, Signal::TERM);
+        }
+        signal(resuming, Signal::CONT);
+        // Whenever it is killed on its way to its end, nothing is lost.
+        while is_told && caller.try_wait().unwrap().is_none() {
+            assert!(memory.exists(), "it is on disk no more");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let ended = caller.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        if is_told {
+            assert_eq!(ended.status.code(), Some(125), "{said}");
+            assert!(said.contains("it is paused as before"), "{said}");
+        } else {
+            assert!(ended.status.success(), "{said}");
+            sessions.call(["pause", INTERRUPTED]).done().expect(0);
+        }
+        is_told
+    });
+    assert!(is_told, "it was ready before, each time");
 
     // Killed when its machine is there, and it is not ready yet.
-    let mut supervisor = supervisor;
     let is_hit = (0..RESUMES).any(|_| {
         let (caller, resuming) = resume(supervisor);
         supervisor = resuming;
         while children_of(resuming).is_empty() {
             assert!(is_alive(resuming), "it ended by itself");
         }
-        signal(resuming, Signal::STOP);
-        let folder = sessions.0.path().join("sandvmm/sessions").join(INTERRUPTED);
-        let is_hit = !folder.join("socket").exists();
+        let is_hit = stands_early(resuming);
         signal(resuming, if is_hit { Signal::KILL } else { Signal::CONT });
         assert_eq!(caller.wait_with_output().unwrap().status.success(), !is_hit);
         if !is_hit {
@@ -136,6 +155,15 @@ fn a_resume_that_is_interrupted_loses_nothing() {
 
     let read = sessions.exec(&["cat", "/tmp/note"]).done().expect(0);
     assert_eq!(read.text(), "kept\n");
+}
+
+/// Whether all threads of a process stand still for a signal (proc_pid_stat(5)).
+fn is_stopped(pid: u32) -> bool {
+    let mut threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.all(|thread| {
+        let stat = thread.unwrap().path().join("stat");
+        std::fs::read_to_string(stat).is_ok_and(|stat| stat.contains(") T "))
+    })
 }
 
 /// Whether a process has a handler for a signal (proc_pid_status(5)).

@@ -2,9 +2,12 @@
 
 use super::*;
 
+/// The time of a sandbox that runs out of it. It begins before the guest is ready and its command runs, which takes a busy machine a while.
+const TIME: Duration = Duration::from_secs(3);
+
 #[test]
 fn at_the_end_of_its_time_a_command_is_killed_and_says_what_it_used() {
-    let (sandbox, peer, mut agent) = ready_sandbox(Some(Duration::from_millis(300)));
+    let (sandbox, peer, mut agent) = ready_sandbox(Some(TIME));
     let (mut child, _stdout, _stderr) = running(&sandbox, &peer, &mut agent);
     let command_id = child.id();
 
@@ -20,7 +23,7 @@ fn at_the_end_of_its_time_a_command_is_killed_and_says_what_it_used() {
 
 #[test]
 fn a_command_that_is_killed_before_it_runs_is_out_of_time_too() {
-    let (sandbox, _peer, mut agent) = ready_sandbox(Some(Duration::from_millis(300)));
+    let (sandbox, _peer, mut agent) = ready_sandbox(Some(TIME));
     let error = std::thread::scope(|scope| {
         let spawning = scope.spawn(|| sandbox.command("slow").spawn());
         assert!(matches!(hear(&mut agent), ToAgent::Spawn(_)));
@@ -41,7 +44,7 @@ fn a_command_that_is_killed_before_it_runs_is_out_of_time_too() {
 
 #[test]
 fn half_a_frame_held_for_ever_keeps_nobody_from_the_end() {
-    let (sandbox, peer, mut agent) = ready_sandbox(Some(Duration::from_millis(200)));
+    let (sandbox, peer, mut agent) = ready_sandbox(Some(TIME));
     let (mut child, _stdout, _stderr) = running(&sandbox, &peer, &mut agent);
     agent.write_all(&[200, 0, 0, 0, 1]).unwrap();
 
@@ -52,16 +55,15 @@ fn half_a_frame_held_for_ever_keeps_nobody_from_the_end() {
 
 #[test]
 fn a_guest_that_ignores_the_end_of_its_time_is_killed_after_the_grace() {
-    let timeout = Duration::from_millis(300);
     let began = Instant::now();
-    let (sandbox, peer, mut agent) = ready_sandbox(Some(timeout));
+    let (sandbox, peer, mut agent) = ready_sandbox(Some(TIME));
     let (mut child, _stdout, _stderr) = running(&sandbox, &peer, &mut agent);
 
     let completion = child.wait();
 
     assert_eq!(completion.outcome, Outcome::TimedOut);
-    assert!(began.elapsed() >= timeout + CLOSING_GRACE);
-    assert!(began.elapsed() < timeout + CLOSING_GRACE + SOON);
+    assert!(began.elapsed() >= TIME + CLOSING_GRACE);
+    assert!(began.elapsed() < TIME + CLOSING_GRACE + SOON);
     assert_eq!(sandbox.end().crash, None);
 }
 
