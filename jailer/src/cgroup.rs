@@ -265,6 +265,13 @@ fn delegate(parent: &Path) -> io::Result<()> {
     let control = parent.join("cgroup.subtree_control");
     let has = fs::read_to_string(&control)?;
     let may_have = fs::read_to_string(parent.join("cgroup.controllers"))?;
+    let absent = lacking(&CONTROLLERS, &may_have);
+    if !absent.is_empty() {
+        return Err(io::Error::other(format!(
+            "it has not the controllers {}",
+            absent.replace('+', "")
+        )));
+    }
     let required = lacking(&CONTROLLERS, &has);
     if !required.is_empty() {
         fs::write(&control, required)?;

@@ -56,7 +56,7 @@ pub fn enter() -> Result<Inside, EnterError> {
     if settings.namespaces.contains(Namespace::User) {
         privileges::forbid_user_namespaces();
     }
-    privileges::leave_keyring();
+    let keyring_errno = privileges::leave_keyring();
     let root_errno = if settings.namespaces.contains(Namespace::Mount) {
         match root::empty() {
             Ok(()) => 0,
@@ -99,6 +99,8 @@ pub fn enter() -> Result<Inside, EnterError> {
         got: dropped.got,
         has_groups: privileges::has_groups(),
         keeps_bounding_set: dropped.keeps_bounding_set,
+        lacks_secure_bits: dropped.lacks_secure_bits,
+        keyring_errno,
     };
     // A supervisor that does not listen is one that died, or does not need to know.
     let _ = report::entered(report.as_fd(), entered);

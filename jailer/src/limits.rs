@@ -1,9 +1,12 @@
 //! Which of the host's limits may be met where it makes no process, thread, namespace or descriptor: its error alone tells nobody what to
 //! raise.
 
+use std::fs;
 use std::io;
 
 use rustix::process::{Resource, getrlimit};
+
+use crate::cell::{Namespace, Namespaces};
 
 /// The same error; where it is one that a limit of processes, threads, namespaces or descriptors has, with these limits by name, and what to
 /// do. To be called for what `clone(2)` answered, directly or by a thread's start, and where descriptors are made.
@@ -21,9 +24,22 @@ pub fn name_limit(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{error}; {advice}"))
 }
 
-/// Whether the system says that there is no room for one more process, of whatever kind.
+/// Whether the host has no room for one more process, which is no word on namespaces.
 pub(crate) fn is_full(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::EAGAIN)
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
+}
+
+/// Whether so many namespaces live that there may be no more of one of these kinds; not where there may be none of it at all.
+pub(crate) fn is_full_of(kinds: Namespaces, error: &io::Error) -> bool {
+    // The first is Linux's since 4.9, the second an older one's.
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EUSERS)) && !kinds.iter().any(forbids)
+}
+
+/// Whether the host lets nobody make a namespace of this kind: its limit is 0 (`namespaces(7)`).
+pub(crate) fn forbids(kind: Namespace) -> bool {
+    let (_, name) = kind.file().rsplit_once('/').unwrap_or_default();
+    let limit = fs::read_to_string(format!("/proc/sys/user/max_{name}_namespaces"));
+    limit.is_ok_and(|limit| limit.trim() == "0")
 }
 
 /// That a machine's process could not start its threads, with the limit of its user, which it may not raise; `None` where it may have as many

@@ -3,9 +3,9 @@
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid, getgroups};
 use rustix::thread::{
-    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capability_is_in_bounding_set,
-    clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
-    set_capabilities_secure_bits,
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capabilities_secure_bits,
+    capability_is_in_bounding_set, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
 };
 
 use crate::ids::{Got, NOBODY, Whose};
@@ -24,17 +24,25 @@ pub(crate) fn forbid_user_namespaces() {
 }
 
 /// Joins a session keyring of its own, which is empty: that of the supervisor's session is handed down to all that it starts, with the
-/// right to read the keys in it (`session-keyring(7)`). Where the kernel has no keys, or no room for one more of this user's, nothing is
-/// changed, and the filter of system calls alone stands against that.
+/// right to read the keys in it (`session-keyring(7)`). Where the kernel has no keys, or answers none of this process's calls for them,
+/// there is nothing to leave. Returns 0, or the error number where there is no room for one more keyring of this user's: the filter of
+/// system calls alone stands against that then.
 #[expect(unsafe_code, reason = "no crate of ours has keyrings")]
-pub(crate) fn leave_keyring() {
+pub(crate) fn leave_keyring() -> u8 {
     // SAFETY: with a null name the call makes a keyring, and reads no memory.
-    unsafe {
+    let joined = unsafe {
         libc::syscall(
             libc::SYS_keyctl,
             libc::KEYCTL_JOIN_SESSION_KEYRING,
             std::ptr::null::<libc::c_char>(),
-        );
+        )
+    };
+    let errno = std::io::Error::last_os_error().raw_os_error();
+    match errno {
+        Some(no_room @ (libc::EDQUOT | libc::ENOMEM)) if joined < 0 => {
+            u8::try_from(no_room).unwrap_or(u8::MAX)
+        }
+        _ => 0,
     }
 }
 
@@ -45,6 +53,8 @@ pub(crate) struct Dropped {
     pub(crate) got: Option<Got>,
     /// Whether there are capabilities in its bounding set.
     pub(crate) keeps_bounding_set: bool,
+    /// Whether its secure bits could not be set.
+    pub(crate) lacks_secure_bits: bool,
 }
 
 /// Takes `own` ids where the process has to take any itself, and drops every capability from every set for good.
@@ -59,6 +69,7 @@ pub(crate) fn drop_all(own: Option<u32>) -> Result<Dropped, Errno> {
     let may_drop = rustix::thread::capabilities(None)?
         .effective
         .contains(CapabilitySet::SETPCAP);
+    let mut lacks_secure_bits = false;
     if may_drop {
         for capability in capabilities() {
             match remove_capability_from_bounding_set(capability) {
@@ -68,15 +79,7 @@ pub(crate) fn drop_all(own: Option<u32>) -> Result<Dropped, Errno> {
                 Err(error) => return Err(error),
             }
         }
-        // User 0 is nobody special any more, and no capability outlives a change of ids.
-        set_capabilities_secure_bits(
-            CapabilitiesSecureBits::NO_ROOT
-                | CapabilitiesSecureBits::NO_ROOT_LOCKED
-                | CapabilitiesSecureBits::KEEP_CAPS_LOCKED
-                | CapabilitiesSecureBits::NO_SETUID_FIXUP_LOCKED
-                | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE
-                | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED,
-        )?;
+        lacks_secure_bits = !set_secure_bits()?;
     }
     let got = own.map(take);
     set_capabilities(
@@ -91,7 +94,28 @@ pub(crate) fn drop_all(own: Option<u32>) -> Result<Dropped, Errno> {
         got,
         keeps_bounding_set: !may_drop
             && capabilities().any(|one| capability_is_in_bounding_set(one) == Ok(true)),
+        lacks_secure_bits,
     })
+}
+
+/// Makes user 0 nobody special any more, and that for good; whether the supervisor's own locked bits let it
+/// (`capabilities(7)`, "The securebits flags").
+fn set_secure_bits() -> Result<bool, Errno> {
+    let wanted = CapabilitiesSecureBits::NO_ROOT
+        | CapabilitiesSecureBits::NO_ROOT_LOCKED
+        | CapabilitiesSecureBits::KEEP_CAPS_LOCKED
+        | CapabilitiesSecureBits::NO_SETUID_FIXUP_LOCKED
+        | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE
+        | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED;
+    // One that is locked as set may not be cleared, and does no harm: every capability is dropped by name.
+    for bits in [wanted, wanted | capabilities_secure_bits()?] {
+        match set_capabilities_secure_bits(bits) {
+            Ok(()) => return Ok(true),
+            Err(Errno::PERM) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
 }
 
 /// All that there can be, one by one.

@@ -13,7 +13,7 @@ use crate::cell::Settings;
 use crate::ids::{Got, Whose};
 
 /// Length of every packet.
-pub(crate) const PACKET_BYTES: usize = 16;
+pub(crate) const PACKET_BYTES: usize = 20;
 
 /// Most bytes of a supervisor's settings: six numbers.
 const MAX_SETTINGS_BYTES: usize = 128;
@@ -61,11 +61,16 @@ pub(crate) struct Entered {
     pub(crate) has_groups: bool,
     /// Whether there are capabilities in its bounding set.
     pub(crate) keeps_bounding_set: bool,
+    /// Whether its secure bits could not be set.
+    pub(crate) lacks_secure_bits: bool,
+    /// 0 where its session keyring is its own, or there are no keys; else an error number.
+    pub(crate) keyring_errno: u8,
 }
 
 /// Of the flags in a packet.
 const HAS_GROUPS: u8 = 1;
 const KEEPS_BOUNDING_SET: u8 = 2;
+const LACKS_SECURE_BITS: u8 = 4;
 
 /// Whose an id is, in a packet; 0 where none was to be taken.
 const WHOSE: [Whose; 3] = [Whose::Supervisors, Whose::Nobodys, Whose::Own];
@@ -114,12 +119,17 @@ pub(crate) fn entered(socket: BorrowedFd<'_>, entered: Entered) -> io::Result<()
     *user = whose_to_byte(entered.got.map(|got| got.user));
     *group = whose_to_byte(entered.got.map(|got| got.group));
     *flags = HAS_GROUPS * u8::from(entered.has_groups)
-        + KEEPS_BOUNDING_SET * u8::from(entered.keeps_bounding_set);
+        + KEEPS_BOUNDING_SET * u8::from(entered.keeps_bounding_set)
+        + LACKS_SECURE_BITS * u8::from(entered.lacks_secure_bits);
     let (root, rest) = rest.split_at_mut(4);
-    let (landlock, ids) = rest.split_at_mut(4);
+    let (landlock, rest) = rest.split_at_mut(4);
+    let (ids, rest) = rest.split_at_mut(4);
     root.copy_from_slice(&entered.root_errno.to_le_bytes());
     landlock.copy_from_slice(&entered.landlock_abi.to_le_bytes());
     ids.copy_from_slice(&entered.got.map_or(0, |got| got.errno).to_le_bytes());
+    if let [keyring, ..] = rest {
+        *keyring = entered.keyring_errno;
+    }
     rustix::net::send(socket, &packet, SendFlags::NOSIGNAL)?;
     Ok(())
 }
@@ -172,6 +182,8 @@ fn parse(packet: &[u8; PACKET_BYTES]) -> Option<Report> {
         j,
         k,
         l,
+        m,
+        ..,
     ] = *packet;
     let number = i32::from_le_bytes([a, b, c, d]);
     match tag {
@@ -188,6 +200,8 @@ fn parse(packet: &[u8; PACKET_BYTES]) -> Option<Report> {
                 }),
             has_groups: third & HAS_GROUPS != 0,
             keeps_bounding_set: third & KEEPS_BOUNDING_SET != 0,
+            lacks_secure_bits: third & LACKS_SECURE_BITS != 0,
+            keyring_errno: m,
         })),
         _ => None,
     }
@@ -200,7 +214,9 @@ mod tests {
     const SOON: Duration = Duration::from_secs(10);
 
     fn failure(step: u8) -> [u8; PACKET_BYTES] {
-        [FAILED, step, 0, 0, 13, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        let mut packet = [0; PACKET_BYTES];
+        (packet[0], packet[1], packet[4]) = (FAILED, step, 13);
+        packet
     }
 
     #[test]
@@ -218,6 +234,8 @@ mod tests {
                 got,
                 has_groups,
                 keeps_bounding_set: !has_groups,
+                lacks_secure_bits: has_groups,
+                keyring_errno: 122,
             };
 
             entered(theirs.as_fd(), said).unwrap();

@@ -270,7 +270,10 @@ unsafe fn check(went_well: bool, step: u8, report: RawFd) {
     // SAFETY: the errno of this thread is read; the packet lives here and is as long as said.
     unsafe {
         let [a, b, c, d] = (*libc::__errno_location()).to_le_bytes();
-        let packet: [u8; PACKET_BYTES] = [FAILED, step, 0, 0, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0];
+        let mut packet = [0; PACKET_BYTES];
+        let [tag, first, _, _, w, x, y, z, ..] = &mut packet;
+        (*tag, *first) = (FAILED, step);
+        (*w, *x, *y, *z) = (a, b, c, d);
         libc::syscall(libc::SYS_write, report, packet.as_ptr(), packet.len());
         libc::_exit(NOT_EXECUTED);
     }

@@ -154,7 +154,7 @@ pub fn start(
         return Err(StartError::Spawn(error));
     }
     let mut missing = Vec::new();
-    let cgroup = if require_cgroup || !leave_out.contains(Part::Cgroup) {
+    let mut cgroup = if require_cgroup || !leave_out.contains(Part::Cgroup) {
         make_cgroup(bounds, &devices, require_cgroup, &mut missing)?
     } else {
         None
@@ -165,7 +165,8 @@ pub fn start(
     // The new process has the only copy from now on, so that its end is seen.
     drop(socket);
     let mut failure = None;
-    for namespaces in kinds_to_try(leave_out) {
+    let mut kinds = kinds_to_try(leave_out).peekable();
+    while let Some(namespaces) = kinds.peek().copied() {
         let made = descriptors.process(namespaces, cgroup.as_ref(), leave_out, bounds);
         match made {
             Ok((born, ids)) => {
@@ -191,18 +192,56 @@ pub fn start(
                     cgroup,
                 });
             }
-            // That is no word on namespaces: the next attempt, with fewer, might find room by chance.
-            Err(error) if limits::is_full(&error) => {
+            // The same again, without.
+            Err(Failure::Cgroup(error)) => {
+                let group = cgroup.take().map(|group| group.path().to_owned());
+                let why = not_entered(&group.unwrap_or_default(), &error);
+                if require_cgroup {
+                    return Err(StartError::Cgroup { why });
+                }
+                let part = Part::Cgroup;
+                missing.push(Missing { part, why });
+            }
+            // The next attempt, with fewer namespaces, might find room by chance: what a machine has would be a matter of how many live.
+            Err(Failure::Process(error))
+                if limits::is_full(&error) || limits::is_full_of(namespaces, &error) =>
+            {
                 return Err(StartError::Spawn(limits::name_limit(error)));
             }
-            Err(error) => {
+            Err(Failure::Process(error)) => {
                 failure.get_or_insert(error);
+                kinds.next();
             }
         }
     }
     Err(StartError::Spawn(failure.unwrap_or_else(|| {
         io::Error::from(io::ErrorKind::Unsupported)
     })))
+}
+
+/// Why there is no process.
+#[derive(Debug)]
+enum Failure {
+    /// It may not be moved into its control group.
+    Cgroup(io::Error),
+    /// Anything else.
+    Process(io::Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Process(error)
+    }
+}
+
+/// That a group was made and no process may be put in (`cgroups(7)`, "Delegation containment").
+fn not_entered(group: &Path, error: &io::Error) -> String {
+    let above = group.parent().unwrap_or(group);
+    format!(
+        "no process can be moved into {} ({error}): its user needs to write cgroup.procs of {} too",
+        group.display(),
+        above.display()
+    )
 }
 
 fn make_cgroup(
@@ -229,16 +268,16 @@ fn kinds_to_try(leave_out: Parts) -> impl Iterator<Item = Namespaces> {
     let existing = || {
         Namespace::ALL
             .into_iter()
-            .filter(|kind| fs::exists(kind.file()).unwrap_or(false))
+            .filter(|kind| fs::exists(kind.file()).unwrap_or(false) && !limits::forbids(*kind))
             .collect::<Namespaces>()
     };
     let is_wanted = !leave_out.contains(Part::Namespaces);
     let all = iter::once(Namespaces::all());
-    let of_this_kernel = iter::once_with(existing).filter(|kinds| *kinds != Namespaces::all());
+    let of_this_host = iter::once_with(existing).filter(|kinds| *kinds != Namespaces::all());
     // Whoever is no root can make none but in a user namespace.
     let without_users =
         iter::once_with(move || existing().without(Namespace::User)).filter(|_| ids::is_root());
-    all.chain(of_this_kernel)
+    all.chain(of_this_host)
         .chain(without_users)
         .filter(move |_| is_wanted)
         .chain(iter::once(Namespaces::default()))
@@ -313,7 +352,7 @@ impl Descriptors {
         cgroup: Option<&Cgroup>,
         leave_out: Parts,
         bounds: Bounds,
-    ) -> io::Result<(Born, Planned)> {
+    ) -> Result<(Born, Planned), Failure> {
         let has_users = namespaces.contains(Namespace::User);
         let born = spawn(&Birth {
             inherited: Inherited {
@@ -348,11 +387,11 @@ impl Descriptors {
         cgroup: Option<&Cgroup>,
         leave_out: Parts,
         bounds: Bounds,
-    ) -> io::Result<Planned> {
+    ) -> Result<Planned, Failure> {
         if let Some(cgroup) = cgroup
             && !born.is_in_cgroup
         {
-            cgroup.take(born.pid)?;
+            cgroup.take(born.pid).map_err(Failure::Cgroup)?;
         }
         // While it is the supervisor's to write: its ids, and its file tree, are soon others.
         precedence::expose_to_oom_killer(born.pid)?;
@@ -435,6 +474,23 @@ impl Entry {
                 why: "without a user namespace the process may not empty its bounding set of capabilities: that it has none \
                       and gains none is `no_new_privs` alone"
                     .to_owned(),
+            });
+        }
+        if entered.lacks_secure_bits && !self.leave_out.contains(Part::Namespaces) {
+            missing.push(Missing {
+                part: Part::Namespaces,
+                why: "the supervisor's secure bits are locked as they are: that no program gains a capability is `no_new_privs` alone"
+                    .to_owned(),
+            });
+        }
+        if entered.keyring_errno != 0 && !self.leave_out.contains(Part::Namespaces) {
+            let error = io::Error::from_raw_os_error(entered.keyring_errno.into());
+            missing.push(Missing {
+                part: Part::Namespaces,
+                why: format!(
+                    "the process keeps its supervisor's session keyring ({error}): make room in the user's keys (kernel.keys.maxkeys, \
+                     sysctl), or end other machines"
+                ),
             });
         }
         let landlock_abi = Some(entered.landlock_abi).filter(|abi| *abi != 0);

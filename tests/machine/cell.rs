@@ -19,7 +19,7 @@ shift
 mount -t tmpfs none /mnt
 mknod -m 666 /mnt/kvm c 10 232
 mount --bind /mnt/kvm /dev/kvm
-mkdir "$folder/images"
+mkdir -p "$folder/images"
 mount --bind "$SANDVMM_HOME" "$folder/images"
 cd /
 SANDVMM_HOME=$folder/images HOME=$folder exec setpriv --reuid 65534 --regid 65534 --clear-groups "$folder/sandvmm" "$@""#;
@@ -186,6 +186,39 @@ fn a_machines_control_group_has_the_bounds_of_its_options() {
 
 fn read_or_empty(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_default()
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_control_group_that_no_process_may_be_moved_into_is_done_without() {
+    let nobodys = Nobodys::copied();
+    let groups = Delegated::to(Nobodys::ID);
+    // As of somebody who delegates a folder alone.
+    chown(groups.outer.join("cgroup.procs"), Some(0), Some(0)).unwrap();
+    let run = |options: &[&str]| {
+        let args = [
+            &["run", "--json", "--timeout", "120s"],
+            options,
+            &["--", "true"],
+        ]
+        .concat();
+        let command = as_nobody(&nobodys, &args);
+        groups.begun(&command).output().unwrap()
+    };
+
+    let told = run(&[]);
+    let required = run(&["--require-cgroup"]);
+
+    let json = object(&told);
+    assert_eq!(told.status.code(), Some(0), "{told:?}");
+    assert_eq!(missing(&json["cell"]), ["cgroup"], "{json}");
+    let why = json["cell"]["missing"][0]["why"].as_str().unwrap();
+    assert!(why.contains("cgroup.procs"), "{why}");
+    let json = object(&required);
+    assert_eq!(required.status.code(), Some(125), "{required:?}");
+    let said = json["message"].as_str().unwrap();
+    assert!(said.contains("cgroup.procs"), "{said}");
+    assert_eq!(groups.machines(), [PathBuf::new(); 0]);
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn main() {
         supervisor::serve();
         return;
     }
-    let tests: [(&str, fn()); 22] = [
+    let tests: [(&str, fn()); 26] = [
         ("it_has_every_part", walls::it_has_every_part),
         (
             "it_holds_nothing_of_its_supervisors",
@@ -81,6 +81,22 @@ fn main() {
         (
             "a_limit_that_is_met_is_named",
             supervisor::a_limit_that_is_met_is_named,
+        ),
+        (
+            "a_kind_of_namespace_that_is_forbidden_is_the_only_one_that_lacks",
+            supervisor::a_kind_of_namespace_that_is_forbidden_is_the_only_one_that_lacks,
+        ),
+        (
+            "a_kind_of_namespace_that_there_are_enough_of_is_told_and_none_is_left_out",
+            supervisor::a_kind_of_namespace_that_there_are_enough_of_is_told_and_none_is_left_out,
+        ),
+        (
+            "secure_bits_that_are_locked_are_told",
+            supervisor::secure_bits_that_are_locked_are_told,
+        ),
+        (
+            "a_session_keyring_that_is_kept_is_told",
+            supervisor::a_session_keyring_that_is_kept_is_told,
         ),
         (
             "a_user_without_user_namespaces_is_told_what_stays",

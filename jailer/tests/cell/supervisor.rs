@@ -32,6 +32,10 @@ const DEADLINE: &str = "deadline";
 /// The one with which it may have less memory than a guest.
 const NARROW: &str = "narrow";
 
+/// The one with which it says why none was started, as it is; and with which its user has no room for one more key.
+const CROWDED: &str = "crowded";
+const HOARDING: &str = "hoarding";
+
 /// How a supervisor says whose ids its machine has.
 const NOBODYS: &str = "nobodys";
 const SUPERVISORS: &str = "supervisors";
@@ -39,6 +43,7 @@ const SUPERVISORS: &str = "supervisors";
 /// A user and group that own nothing; and some that run nothing either.
 const NOBODY: u32 = 65534;
 const ALONE_ID: u32 = 65533;
+const HOARDERS_ID: u32 = 65532;
 
 /// Starts a process, says which, and how its cell is, and goes on until it is killed. The word after its own says what it does to itself before.
 pub(crate) fn serve() {
@@ -48,6 +53,8 @@ pub(crate) fn serve() {
         Some(ALONE) => return say_why_it_is_alone(|| limit(Resource::Nproc, 1, 100)),
         Some(NARROW) => return say_why_it_is_alone(|| limit(Resource::Data, 32 << 20, 32 << 20)),
         Some(FEW) => return say_why_it_is_alone(|| limit(Resource::Nproc, 1, 1)),
+        Some(CROWDED) => return say_why_it_is_alone(|| {}),
+        Some(HOARDING) => hoard_keys(),
         Some(DEADLINE) => match have_a_deadline() {
             Ok(()) => return say_why_it_is_alone(|| {}),
             Err(error) => return println!("unset {error}"),
@@ -611,6 +618,125 @@ pub(crate) fn a_user_without_user_namespaces_is_told_what_stays() {
         assert!(has(&format!("{set}:\t0000000000000000")), "{status}");
     }
     assert!(has("NoNewPrivs:\t1"), "{status}");
+    supervisor.kill().unwrap();
+    supervisor.wait().unwrap();
+}
+
+/// A root whose namespaces this makes of `what` it does first.
+fn lesser_root(what: &str) -> Command {
+    let mut shell = Command::new("unshare");
+    shell
+        .args(["-Ur", "sh", "-c", &format!("{what} && exec \"$@\""), "sh"])
+        .arg(std::env::current_exe().unwrap());
+    shell
+}
+
+pub(crate) fn a_kind_of_namespace_that_is_forbidden_is_the_only_one_that_lacks() {
+    for (kind, has_root) in [("net", "true"), ("mnt", "false")] {
+        let forbid = format!("echo 0 >/proc/sys/user/max_{kind}_namespaces");
+
+        let (mut supervisor, words) = started(&mut lesser_root(&forbid));
+
+        assert_eq!(words[2..4], ["6", has_root], "{words:?}");
+        let missing = words[5..].join(" ");
+        let shown = kind.replace("mnt", "mount");
+        assert!(
+            missing.contains(&format!("namespaces of these kinds: {shown} (")),
+            "{missing}"
+        );
+        supervisor.kill().unwrap();
+        supervisor.wait().unwrap();
+        wait_until_gone(&words[0]);
+    }
+}
+
+pub(crate) fn a_kind_of_namespace_that_there_are_enough_of_is_told_and_none_is_left_out() {
+    let mut crowded = lesser_root(
+        "echo 1 >/proc/sys/user/max_net_namespaces && { unshare -n sleep 30 & sleep 0.5; }",
+    );
+
+    let (mut supervisor, words) = started_as(&mut crowded, CROWDED);
+
+    assert!(supervisor.wait().unwrap().success());
+    let said = words.join(" ");
+    assert!(said.contains("raise `user.max_user_namespaces`"), "{said}");
+}
+
+pub(crate) fn secure_bits_that_are_locked_are_told() {
+    let mut locked = lesser_root("echo 0 >/proc/sys/user/max_user_namespaces");
+    let program = locked.get_args().last().unwrap().to_owned();
+    let mut shell = Command::new(locked.get_program());
+    shell
+        .args(locked.get_args().take(locked.get_args().count() - 1))
+        .args(["setpriv", "--securebits", "+noroot_locked"])
+        .arg(program);
+    locked = shell;
+
+    let (mut supervisor, words) = started(&mut locked);
+
+    let missing = words[5..].join(" ");
+    assert!(missing.contains("secure bits are locked"), "{words:?}");
+    let status = fs::read_to_string(format!("/proc/{}/status", words[0])).unwrap();
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        let none = format!("{set}:\t0000000000000000");
+        assert!(status.lines().any(|line| line == none), "{status}");
+    }
+    supervisor.kill().unwrap();
+    supervisor.wait().unwrap();
+}
+
+/// Fills the user's quota with keys that go with this process.
+#[expect(unsafe_code, reason = "no crate of ours has keys")]
+fn hoard_keys() {
+    // Who has none is given one whatever the quota is.
+    // SAFETY: with a null name the call reads no memory.
+    let session = unsafe {
+        libc::syscall(
+            libc::SYS_keyctl,
+            libc::KEYCTL_JOIN_SESSION_KEYRING,
+            std::ptr::null::<libc::c_char>(),
+        )
+    };
+    assert!(session > 0, "{}", std::io::Error::last_os_error());
+    for number in 0_u32..100_000 {
+        let name = std::ffi::CString::new(format!("of-a-test-{number}")).unwrap();
+        // SAFETY: two strings and a byte that live here.
+        let added = unsafe {
+            libc::syscall(
+                libc::SYS_add_key,
+                c"user".as_ptr(),
+                name.as_ptr(),
+                c"x".as_ptr(),
+                1_usize,
+                libc::KEY_SPEC_PROCESS_KEYRING,
+            )
+        };
+        if added < 0 {
+            let error = std::io::Error::last_os_error();
+            assert_eq!(error.raw_os_error(), Some(libc::EDQUOT), "{error}");
+            return;
+        }
+    }
+    panic!("there is no quota");
+}
+
+pub(crate) fn a_session_keyring_that_is_kept_is_told() {
+    if !may_give_ids() {
+        skip(
+            "a_session_keyring_that_is_kept_is_told",
+            "it needs another user, whose quota is smaller",
+        );
+        return;
+    }
+    let (_folder, program) = program_for_others();
+
+    let (mut supervisor, words) = started_as(
+        Command::new(&program).uid(HOARDERS_ID).gid(HOARDERS_ID),
+        HOARDING,
+    );
+
+    let missing = words[5..].join(" ");
+    assert!(missing.contains("session keyring"), "{words:?}");
     supervisor.kill().unwrap();
     supervisor.wait().unwrap();
 }
