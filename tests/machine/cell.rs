@@ -218,7 +218,7 @@ fn a_control_group_that_no_process_may_be_moved_into_is_done_without() {
     assert_eq!(required.status.code(), Some(125), "{required:?}");
     let said = json["message"].as_str().unwrap();
     assert!(said.contains("cgroup.procs"), "{said}");
-    assert_eq!(groups.machines(), [PathBuf::new(); 0]);
+    assert!(groups.machines().is_empty(), "{:?}", groups.machines());
 }
 
 #[test]
