@@ -17,7 +17,8 @@ use super::{answer, at, failed, say};
 /// least. What it keeps until then is bounded by `fs.inotify.max_queued_events`; what comes above is told as lost.
 const BUFFER_BYTES: usize = 16 * (16 + 256);
 
-/// What is watched for.
+/// What is watched for; not what is done to a file that has no name in the folder, of which the kernel tells one that it makes up
+/// (`O_TMPFILE`, which the agent's own stages write with).
 const WATCHED: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::MODIFY)
     .union(WatchFlags::CLOSE_WRITE)
@@ -25,7 +26,8 @@ const WATCHED: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MOVE)
     .union(WatchFlags::DELETE_SELF)
-    .union(WatchFlags::MOVE_SELF);
+    .union(WatchFlags::MOVE_SELF)
+    .union(WatchFlags::EXCL_UNLINK);
 
 /// The kernel's names for what the host is told.
 const CHANGES: [(ReadFlags, WatchedChange); 8] = [
