@@ -29,17 +29,27 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
 }
 
-/// Whether so many namespaces live that there may be no more of one of these kinds; not where there may be none of it at all.
+/// Whether so many namespaces live that there may be no more of one of these kinds; not where there may be none of it at all, nor where the
+/// limit that is met is not this user namespace's: one that contains it may allow none, for ever.
 pub(crate) fn is_full_of(kinds: Namespaces, error: &io::Error) -> bool {
-    // The first is Linux's since 4.9, the second an older one's.
-    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EUSERS)) && !kinds.iter().any(forbids)
+    let is_limit = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EUSERS));
+    let limits: Vec<u32> = kinds.iter().filter_map(limit_of).collect();
+    is_limit && !limits.contains(&0) && limits.iter().any(|limit| *limit < UNLIMITED)
 }
 
-/// Whether the host lets nobody make a namespace of this kind: its limit is 0 (`namespaces(7)`).
+/// Whether the host lets nobody make a namespace of this kind.
 pub(crate) fn forbids(kind: Namespace) -> bool {
-    let (_, name) = kind.file().rsplit_once('/').unwrap_or_default();
-    let limit = fs::read_to_string(format!("/proc/sys/user/max_{name}_namespaces"));
-    limit.is_ok_and(|limit| limit.trim() == "0")
+    limit_of(kind) == Some(0)
+}
+
+/// What a new user namespace has as its limits (`INT_MAX`, `create_user_ns`): those of the namespaces that contain it hold.
+const UNLIMITED: u32 = i32::MAX.unsigned_abs();
+
+/// How many namespaces of this kind each user may have, in this user namespace (`namespaces(7)`); `None` where it can't be read.
+fn limit_of(kind: Namespace) -> Option<u32> {
+    let (_, name) = kind.file().rsplit_once('/')?;
+    let limit = fs::read_to_string(format!("/proc/sys/user/max_{name}_namespaces")).ok()?;
+    limit.trim().parse().ok()
 }
 
 /// That a machine's process could not start its threads, with the limit of its user, which it may not raise; `None` where it may have as many

@@ -391,7 +391,10 @@ impl Descriptors {
         if let Some(cgroup) = cgroup
             && !born.is_in_cgroup
         {
-            cgroup.take(born.pid).map_err(Failure::Cgroup)?;
+            cgroup.take(born.pid).map_err(|error| match error.kind() {
+                io::ErrorKind::PermissionDenied => Failure::Cgroup(error),
+                _ => Failure::Process(error),
+            })?;
         }
         // While it is the supervisor's to write: its ids, and its file tree, are soon others.
         precedence::expose_to_oom_killer(born.pid)?;

@@ -25,7 +25,7 @@ fn main() {
         supervisor::serve();
         return;
     }
-    let tests: [(&str, fn()); 26] = [
+    let tests: [(&str, fn()); 27] = [
         ("it_has_every_part", walls::it_has_every_part),
         (
             "it_holds_nothing_of_its_supervisors",
@@ -89,6 +89,10 @@ fn main() {
         (
             "a_kind_of_namespace_that_there_are_enough_of_is_told_and_none_is_left_out",
             supervisor::a_kind_of_namespace_that_there_are_enough_of_is_told_and_none_is_left_out,
+        ),
+        (
+            "a_limit_of_an_outer_namespace_leaves_the_others",
+            supervisor::a_limit_of_an_outer_namespace_leaves_the_others,
         ),
         (
             "secure_bits_that_are_locked_are_told",

@@ -662,6 +662,23 @@ pub(crate) fn a_kind_of_namespace_that_there_are_enough_of_is_told_and_none_is_l
     assert!(said.contains("raise `user.max_user_namespaces`"), "{said}");
 }
 
+pub(crate) fn a_limit_of_an_outer_namespace_leaves_the_others() {
+    // What is in the inner one has no limit of its own, and can't know whether the outer one's is met for ever.
+    let script = "echo 1 >/proc/sys/user/max_user_namespaces && exec unshare -Ur \"$@\"";
+    let mut inner = Command::new("unshare");
+    inner
+        .args(["-Ur", "sh", "-c", script, "sh"])
+        .arg(std::env::current_exe().unwrap());
+
+    let (mut supervisor, words) = started(&mut inner);
+
+    assert_eq!(words[2..4], ["6", "true"], "{words:?}");
+    let missing = words[5..].join(" ");
+    assert!(missing.contains("of these kinds: user ("), "{missing}");
+    supervisor.kill().unwrap();
+    supervisor.wait().unwrap();
+}
+
 pub(crate) fn secure_bits_that_are_locked_are_told() {
     let mut locked = lesser_root("echo 0 >/proc/sys/user/max_user_namespaces");
     let program = locked.get_args().last().unwrap().to_owned();
