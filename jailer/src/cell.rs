@@ -151,6 +151,19 @@ impl Namespace {
         }
     }
 
+    /// The file of how many each user may have (`namespaces(7)`): each user namespace has its own by this name.
+    pub(crate) fn limit_file(self) -> &'static str {
+        match self {
+            Self::Mount => "/proc/sys/user/max_mnt_namespaces",
+            Self::User => "/proc/sys/user/max_user_namespaces",
+            Self::Pid => "/proc/sys/user/max_pid_namespaces",
+            Self::Net => "/proc/sys/user/max_net_namespaces",
+            Self::Ipc => "/proc/sys/user/max_ipc_namespaces",
+            Self::Uts => "/proc/sys/user/max_uts_namespaces",
+            Self::Cgroup => "/proc/sys/user/max_cgroup_namespaces",
+        }
+    }
+
     /// Its flag of `clone(2)`.
     pub(crate) fn clone_flag(self) -> u64 {
         let flag = match self {

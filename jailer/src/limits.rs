@@ -47,8 +47,7 @@ const UNLIMITED: u32 = i32::MAX.unsigned_abs();
 
 /// How many namespaces of this kind each user may have, in this user namespace (`namespaces(7)`); `None` where it can't be read.
 fn limit_of(kind: Namespace) -> Option<u32> {
-    let (_, name) = kind.file().rsplit_once('/')?;
-    let limit = fs::read_to_string(format!("/proc/sys/user/max_{name}_namespaces")).ok()?;
+    let limit = fs::read_to_string(kind.limit_file()).ok()?;
     limit.trim().parse().ok()
 }
 

@@ -8,19 +8,17 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
 };
 
+use crate::cell::Namespace;
 use crate::ids::{Got, NOBODY, Whose};
 
 /// Number of the last capability that there can be: the sets have 64 bits.
 const LAST_CAPABILITY: u32 = 63;
 
-/// The limit of user namespaces below one's own (`namespaces(7)`): each user namespace has its own file by this name.
-const USER_NAMESPACES_LIMIT: &str = "/proc/sys/user/max_user_namespaces";
-
 /// Lets this process, which is in a user namespace of its own, make no other below it: in one, it would have all capabilities over
 /// what is made there, and much of the kernel can be reached with those. Where `/proc/sys` is read-only, as in many containers, the filter
 /// of system calls alone stands against that.
 pub(crate) fn forbid_user_namespaces() {
-    let _ = std::fs::write(USER_NAMESPACES_LIMIT, "0");
+    let _ = std::fs::write(Namespace::User.limit_file(), "0");
 }
 
 /// Joins a session keyring of its own, which is empty: that of the supervisor's session is handed down to all that it starts, with the

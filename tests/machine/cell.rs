@@ -130,7 +130,7 @@ impl Drop for Delegated {
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn a_machines_control_group_has_the_bounds_of_its_options() {
-    const ARGS: [&str; 10] = [
+    const ARGS: [&str; 11] = [
         "run",
         "--memory",
         "512M",
@@ -138,20 +138,15 @@ fn a_machines_control_group_has_the_bounds_of_its_options() {
         "2",
         "--timeout",
         "0",
+        "--",
         "sh",
         "-c",
         "echo up; sleep 1000",
     ];
     let nobodys = Nobodys::copied();
-    let args: Vec<&str> = ARGS[..7]
-        .iter()
-        .chain(&["--"])
-        .chain(&ARGS[7..])
-        .copied()
-        .collect();
     let mut by_root = Command::new("sandvmm");
-    by_root.args(&args);
-    for (user, command) in [(0, by_root), (Nobodys::ID, as_nobody(&nobodys, &args))] {
+    by_root.args(ARGS);
+    for (user, command) in [(0, by_root), (Nobodys::ID, as_nobody(&nobodys, &ARGS))] {
         let groups = Delegated::to(user);
         let mut machine = Background::start(&mut groups.begun(&command));
         machine.wait_for_output("up\n");

@@ -11,6 +11,9 @@
 )]
 
 mod inmate;
+mod limits;
+mod precedence;
+mod refusals;
 mod supervisor;
 mod walls;
 
@@ -76,51 +79,51 @@ fn main() {
         ),
         (
             "a_root_that_may_give_no_ids_has_machines_without",
-            supervisor::a_root_that_may_give_no_ids_has_machines_without,
+            refusals::a_root_that_may_give_no_ids_has_machines_without,
         ),
         (
             "a_limit_that_is_met_is_named",
-            supervisor::a_limit_that_is_met_is_named,
+            limits::a_limit_that_is_met_is_named,
         ),
         (
             "a_kind_of_namespace_that_is_forbidden_is_the_only_one_that_lacks",
-            supervisor::a_kind_of_namespace_that_is_forbidden_is_the_only_one_that_lacks,
+            refusals::a_kind_of_namespace_that_is_forbidden_is_the_only_one_that_lacks,
         ),
         (
             "a_kind_of_namespace_that_there_are_enough_of_is_told_and_none_is_left_out",
-            supervisor::a_kind_of_namespace_that_there_are_enough_of_is_told_and_none_is_left_out,
+            refusals::a_kind_of_namespace_that_there_are_enough_of_is_told_and_none_is_left_out,
         ),
         (
             "a_limit_of_an_outer_namespace_leaves_the_others",
-            supervisor::a_limit_of_an_outer_namespace_leaves_the_others,
+            refusals::a_limit_of_an_outer_namespace_leaves_the_others,
         ),
         (
             "secure_bits_that_are_locked_are_told",
-            supervisor::secure_bits_that_are_locked_are_told,
+            refusals::secure_bits_that_are_locked_are_told,
         ),
         (
             "a_session_keyring_that_is_kept_is_told",
-            supervisor::a_session_keyring_that_is_kept_is_told,
+            refusals::a_session_keyring_that_is_kept_is_told,
         ),
         (
             "a_user_without_user_namespaces_is_told_what_stays",
-            supervisor::a_user_without_user_namespaces_is_told_what_stays,
+            refusals::a_user_without_user_namespaces_is_told_what_stays,
         ),
         (
             "a_limit_that_a_machine_needs_more_than_is_named",
-            supervisor::a_limit_that_a_machine_needs_more_than_is_named,
+            limits::a_limit_that_a_machine_needs_more_than_is_named,
         ),
         (
             "a_supervisor_of_real_time_is_told_why_it_has_no_machine",
-            supervisor::a_supervisor_of_real_time_is_told_why_it_has_no_machine,
+            limits::a_supervisor_of_real_time_is_told_why_it_has_no_machine,
         ),
         (
             "a_favoured_supervisor_favours_no_machine",
-            supervisor::a_favoured_supervisor_favours_no_machine,
+            precedence::a_favoured_supervisor_favours_no_machine,
         ),
         (
             "a_supervisor_that_gives_way_has_machines_that_do",
-            supervisor::a_supervisor_that_gives_way_has_machines_that_do,
+            precedence::a_supervisor_that_gives_way_has_machines_that_do,
         ),
     ];
     let trials = tests
