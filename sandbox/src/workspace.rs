@@ -6,9 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::images::{ImagesError, data_folder};
+use crate::name::{MAX_NAME_BYTES, is_name, unique};
 use crate::text::one_line;
 
 /// The folder of all workspaces, in the data folder.
@@ -16,9 +16,6 @@ const FOLDER: &str = "workspaces";
 
 /// What a workspace's file is called, behind its name.
 const EXTENSION: &str = "ext4";
-
-/// Longest name in bytes: with the extension it is a file's name.
-const MAX_NAME_BYTES: usize = 64;
 
 /// The quota of a workspace that is made without one, in MiB.
 pub const DEFAULT_QUOTA_MIB: u32 = 8 << 10;
@@ -231,14 +228,7 @@ pub(crate) fn folder() -> Result<PathBuf, WorkspaceError> {
 }
 
 fn path(folder: &Path, name: &str) -> Result<PathBuf, WorkspaceError> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    let is_name = name.len() <= MAX_NAME_BYTES
-        && name.bytes().all(plain)
-        && name
-            .bytes()
-            .next()
-            .is_some_and(|first| first.is_ascii_alphanumeric());
-    if is_name {
+    if is_name(name) {
         Ok(folder.join(format!("{name}.{EXTENSION}")))
     } else {
         Err(WorkspaceError::Name {
@@ -300,7 +290,7 @@ pub(crate) fn create(
     quota_mib: u32,
     features: &[&str],
 ) -> Result<(), WorkspaceError> {
-    let staging = staging(folder);
+    let staging = folder.join(format!(".new-{}", unique()));
     let made = File::options()
         .write(true)
         .create(true)
@@ -317,13 +307,6 @@ pub(crate) fn create(
         });
     let _ = fs::remove_file(&staging);
     made
-}
-
-/// A name that no other process, and no other thread of this one, makes a file under.
-fn staging(folder: &Path) -> PathBuf {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    folder.join(format!(".new-{}-{count}", std::process::id()))
 }
 
 /// An empty ext4 file system that takes no room yet: tables and journal are filled when they are used.

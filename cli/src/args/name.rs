@@ -1,17 +1,10 @@
 //! The names of sandboxes that stay, of templates and of workspaces.
 
-/// Longest name in bytes.
-const MAX_NAME_BYTES: usize = 64;
+use sandvmm::{MAX_NAME_BYTES, is_name};
 
-/// A name that a sandbox, a template or a workspace can have. The library has the same rule for each; here it makes a name that is none wrong
-/// usage, whatever is to be done with it.
+/// A name that a sandbox, a template or a workspace can have. One that is none is wrong usage, whatever is to be done with it.
 pub(crate) fn parse_name(text: &str) -> Result<String, String> {
-    let is_name = text.len() <= MAX_NAME_BYTES
-        && text.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-    if is_name {
+    if is_name(text) {
         return Ok(text.to_owned());
     }
     Err(format!(

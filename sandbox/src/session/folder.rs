@@ -19,10 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use super::root::{failed, is_there, make_private};
 use super::{SessionError, log};
+use crate::name::is_name;
 use crate::publish::PublishedPort;
-
-/// Longest name in bytes.
-const MAX_NAME_BYTES: usize = 64;
 
 /// How often a folder that goes at the very moment is made again.
 const TRIES_MAX: u32 = 100;
@@ -94,9 +92,7 @@ pub(super) struct Alive {
 
 /// A session's folder.
 pub(super) fn path(root: &Path, name: &str) -> Result<PathBuf, SessionError> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    let begins_well = name.starts_with(|first: char| first.is_ascii_alphanumeric());
-    if begins_well && name.len() <= MAX_NAME_BYTES && name.bytes().all(plain) {
+    if is_name(name) {
         return Ok(root.join(name));
     }
     Err(SessionError::Name {

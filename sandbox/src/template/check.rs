@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::{TemplateError, file};
 use super::manifest::{InputFile, hex};
-use super::store::unique;
+use crate::name::unique;
 
 /// Bytes read at a time.
 const CHUNK_BYTES: usize = 1 << 20;

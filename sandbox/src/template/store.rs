@@ -5,7 +5,6 @@ use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,11 +12,8 @@ use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, fstat, renameat_with};
 use rustix::io::Errno;
 
 use super::error::{TemplateError, file};
-use crate::clock::now_ns;
 use crate::images;
-
-/// Longest name of a template.
-const MAX_NAME_BYTES: usize = 64;
+use crate::name::{is_name, unique};
 
 /// How the folder of one that is being built begins: no template's name can.
 const UNFINISHED: &str = ".building-";
@@ -124,13 +120,7 @@ pub(super) fn folder(name: &str) -> Result<PathBuf, TemplateError> {
 }
 
 fn check_name(name: &str) -> Result<(), TemplateError> {
-    let mut bytes = name.bytes();
-    let is_name = bytes.len() <= MAX_NAME_BYTES
-        && bytes
-            .next()
-            .is_some_and(|byte| byte.is_ascii_alphanumeric())
-        && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-    if is_name {
+    if is_name(name) {
         return Ok(());
     }
     Err(TemplateError::Name {
@@ -380,14 +370,6 @@ fn replace_in_two_steps(new: &Path, target: &Path) -> io::Result<()> {
     }
     let _ = fs::remove_dir_all(old);
     Ok(())
-}
-
-/// An end of a name that no other process or thread has.
-pub(super) fn unique() -> String {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    // Where two have one number, in two containers, the time tells them apart.
-    format!("{}-{count}-{}", std::process::id(), now_ns())
 }
 
 /// Removes what is in a folder.

@@ -1,6 +1,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
+use crate::name::MAX_NAME_BYTES;
 
 fn info(name: &str) -> SessionInfo {
     SessionInfo {
