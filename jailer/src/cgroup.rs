@@ -9,10 +9,12 @@
 //! containers, which may share a parent, do not see each other's process numbers, and a number is another process's in each. What can't be
 //! locked can't be judged, and stays.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -66,8 +68,12 @@ const PREFIX: &str = "sandvmm-";
 const REMOVE_TRIES: u32 = 200;
 const REMOVE_WAIT: Duration = Duration::from_millis(5);
 
-/// How many groups are made until one is kept: each but the last was another's already, or was taken for one that was left.
+/// How many groups are made until one is kept: each but the last was another's already, was taken for one that was left, or could
+/// not be locked in time.
 const MAKE_TRIES: u32 = 16;
+
+/// For its owner alone: whoever may open a folder may lock it.
+const GROUP_MODE: u32 = 0o700;
 
 /// How often, and how long apart, a lock on a new group is tried. Whoever looks after groups that were left has it for an instant.
 const LOCK_TRIES: u32 = 20;
@@ -218,8 +224,7 @@ fn root() -> Result<PathBuf, String> {
     }
     let mounts = fs::read_to_string("/proc/self/mounts")
         .map_err(|error| format!("/proc/self/mounts can't be read ({error})"))?;
-    let found = mount_point(&mounts).ok_or("cgroup v2 is not mounted")?;
-    Ok(found.to_owned())
+    mount_point(&mounts).ok_or_else(|| "cgroup v2 is not mounted".to_owned())
 }
 
 /// Whether a group has others in it than one.
@@ -230,12 +235,33 @@ fn has_others(parent: &Path) -> bool {
 }
 
 /// Where cgroup v2 is mounted, from the text of `/proc/self/mounts`.
-fn mount_point(mounts: &str) -> Option<&Path> {
+fn mount_point(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);
         let (folder, kind) = (fields.next()?, fields.next()?);
-        (kind == "cgroup2").then_some(Path::new(folder))
+        (kind == "cgroup2").then(|| unescaped(folder))
     })
+}
+
+/// A field of `/proc/self/mounts`: what would end it is there as a backslash and three octal digits (`mangle`, `fs/proc_namespace.c`).
+fn unescaped(field: &str) -> PathBuf {
+    let mut parts = field.split('\\');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let code = part.get(..3).map(|digits| u8::from_str_radix(digits, 8));
+        match (code, part.get(3..)) {
+            (Some(Ok(byte)), Some(rest)) => {
+                bytes.push(byte);
+                bytes.extend(rest.as_bytes());
+            }
+            // Nothing that the kernel writes.
+            _ => {
+                bytes.push(b'\\');
+                bytes.extend(part.as_bytes());
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
 }
 
 /// This process's group, from the text of `/proc/self/cgroup`.
@@ -306,7 +332,7 @@ fn make(parent: &Path) -> io::Result<(PathBuf, File)> {
     let mut has_swept = false;
     for _ in 0..MAKE_TRIES {
         let path = parent.join(new_name()?);
-        match fs::create_dir(&path) {
+        match fs::DirBuilder::new().mode(GROUP_MODE).create(&path) {
             Ok(()) => {}
             // What the kernel says to one group too many, here or above, and to one too deep, of which no sweep makes less.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && !has_swept => {
@@ -324,11 +350,12 @@ fn make(parent: &Path) -> io::Result<(PathBuf, File)> {
     }
     Err(io::Error::new(
         io::ErrorKind::AlreadyExists,
-        "each one that was made is another's, or was swept at once",
+        "each one that was made is another's, was swept at once, or stayed locked by somebody",
     ))
 }
 
-/// Opens and locks a group that was just made; `None` where it was swept meanwhile.
+/// Opens and locks a group that was just made; `None` where it was swept meanwhile, or is removed here since somebody keeps its lock:
+/// a sweeper that is stopped between lock and removal would take it away from the machine later.
 fn hold(path: &Path) -> io::Result<Option<File>> {
     let folder = match File::open(path) {
         Ok(folder) => folder,
@@ -340,13 +367,13 @@ fn hold(path: &Path) -> io::Result<Option<File>> {
     };
     for _ in 0..LOCK_TRIES {
         match folder.try_lock() {
-            // Somebody who keeps it keeps it from being swept, too.
             Err(TryLockError::WouldBlock) => thread::sleep(LOCK_WAIT),
             // Where it can't be locked, nobody sweeps it.
-            Ok(()) | Err(TryLockError::Error(_)) => break,
+            Ok(()) | Err(TryLockError::Error(_)) => return Ok(path.exists().then_some(folder)),
         }
     }
-    Ok(path.exists().then_some(folder))
+    let _ = fs::remove_dir(path);
+    Ok(None)
 }
 
 /// Removes the groups of machines whose supervisor is gone. A group that still has a process is left to the next.
@@ -396,6 +423,8 @@ fn start_of(pid: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -458,14 +487,27 @@ mod tests {
     }
 
     #[test]
-    fn a_new_group_that_somebody_else_has_locked_is_used_all_the_same() {
+    fn a_new_group_that_stays_locked_is_removed_and_another_is_made() {
         let parent = tempfile::tempdir().unwrap();
-        let theirs = File::open(parent.path()).unwrap();
+        let path = parent.path().join(new_name().unwrap());
+        fs::create_dir(&path).unwrap();
+        let theirs = File::open(&path).unwrap();
         theirs.try_lock().unwrap();
 
-        let folder = hold(parent.path()).unwrap();
+        assert!(hold(&path).unwrap().is_none());
 
-        assert!(folder.is_some());
+        assert!(!path.exists());
+        assert!(make(parent.path()).is_ok());
+    }
+
+    #[test]
+    fn a_new_group_is_its_owners_alone() {
+        let parent = tempfile::tempdir().unwrap();
+
+        let (path, _held) = make(parent.path()).unwrap();
+
+        let mode = fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, GROUP_MODE);
     }
 
     #[test]
@@ -514,6 +556,17 @@ mod tests {
     #[test]
     fn a_process_that_is_not_there_has_not_begun() {
         assert_eq!(start_of(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_mount_point_may_have_any_name() {
+        let mounts = "proc /proc proc rw 0 0\nnone /run/a\\040b\\134\\011c cgroup2 rw 0 0\n";
+
+        let found = mount_point(mounts).unwrap();
+
+        assert_eq!(found, Path::new("/run/a b\\\tc"));
+        assert_eq!(unescaped("/a\\9"), Path::new("/a\\9"));
+        assert_eq!(mount_point("none /x tmpfs rw 0 0\n"), None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a machine's process must not have of its supervisor's standing with the host: precedence over other processes for the processor
-//! and the disk, more exact timers, a charm against the OOM killer, and addresses that are not random. All of it is handed down to children, and to the
-//! programs that they execute.
+//! and the disk, more exact timers, a charm against the OOM killer, addresses that are not random, and memory that is shared with whoever has the
+//! same in his. All of it is handed down to children, and to the programs that they execute.
 //!
 //! What makes a process give way to others stays: an operator's `nice -n 10` is meant for the guest too.
 
@@ -38,6 +38,11 @@ const USUAL_TIMER_SLACK_NS: c_long = 50_000;
 const SET_IO_FLUSHER: c_int = 57;
 const GET_IO_FLUSHER: c_int = 58;
 
+/// `PR_SET_MEMORY_MERGE` and `PR_GET_MEMORY_MERGE` (the same file; Linux 6.4): pages like those of another process become one, and a write to one
+/// takes longer, which tells its writer what others have in their memory.
+const SET_MEMORY_MERGE: c_int = 67;
+const GET_MEMORY_MERGE: c_int = 68;
+
 /// While this lives, processes that the calling thread makes are none that may take the host's last memory, and write as fast as disks
 /// take it, as one that serves a file system may (`PR_SET_IO_FLUSHER(2const)`).
 ///
@@ -74,8 +79,8 @@ fn io_flusher(what: c_int, value: c_long) -> c_long {
     unsafe { syscall(libc::SYS_prctl, what, value, 0, 0, 0) }
 }
 
-/// Takes precedence of every kind from the calling thread, of a process that has no other, and gives it the usual personality: a
-/// supervisor under a debugger or `setarch -R` has one without random addresses. Makes system calls and nothing else; false where one
+/// Takes precedence of every kind from the calling thread, of a process that has no other and shares no memory, lets none of its pages be
+/// merged with others, and gives it the usual personality: a supervisor under a debugger or `setarch -R` has one without random addresses. Makes system calls and nothing else; false where one
 /// failed, whose error number is the thread's.
 ///
 /// None of it needs a privilege. What the kernel does not have, or a filter does not let be asked for, is passed over; that what is there can't be taken away is a failure.
@@ -121,6 +126,12 @@ pub(crate) unsafe fn drop_all() -> bool {
                 0,
                 0,
             ) < 0
+        {
+            return false;
+        }
+        // The program that is executed next has it from the memory of the one before.
+        if syscall(libc::SYS_prctl, GET_MEMORY_MERGE, 0, 0, 0, 0) > 0
+            && syscall(libc::SYS_prctl, SET_MEMORY_MERGE, 0, 0, 0, 0) < 0
         {
             return false;
         }

@@ -20,6 +20,10 @@ const MUCH_TIMER_SLACK_NS: u64 = 1_000_000;
 /// `PR_SET_IO_FLUSHER` (`include/uapi/linux/prctl.h`).
 const SET_IO_FLUSHER: libc::c_int = 57;
 
+/// `PR_SET_MEMORY_MERGE` (the same file), and the line of `/proc/PID/ksm_stat` that tells it (Linux 6.14).
+const SET_MEMORY_MERGE: libc::c_int = 67;
+const MERGES: &str = "ksm_merge_any: yes";
+
 /// What a process is to the host's schedulers and its OOM killer.
 #[derive(Debug, PartialEq, Eq)]
 struct Standing {
@@ -33,6 +37,8 @@ struct Standing {
     /// `None` where it may not be asked for.
     timer_slack_ns: Option<u64>,
     is_io_flusher: bool,
+    /// Whether its pages may become one with those of others.
+    is_merged: bool,
 }
 
 impl Standing {
@@ -52,6 +58,8 @@ impl Standing {
                 .ok()
                 .map(|text| text.trim().parse().unwrap()),
             is_io_flusher: field(9) & MEMALLOC_NOIO != 0,
+            is_merged: fs::read_to_string(format!("/proc/{pid}/ksm_stat"))
+                .is_ok_and(|text| text.contains(MERGES)),
             // Nobody may ask where `kernel.yama.ptrace_scope` is 3.
             personality: fs::read_to_string(format!("/proc/{pid}/personality")).map_or_else(
                 |_| USUAL_PERSONALITY.to_owned(),
@@ -99,6 +107,12 @@ pub(crate) fn favour_this_process() {
             skip(
                 "a_favoured_supervisor_favours_no_machine, in part",
                 "root may make no process an I/O flusher here",
+            );
+        }
+        if libc::prctl(SET_MEMORY_MERGE, 1, 0, 0, 0) != 0 {
+            skip(
+                "a_favoured_supervisor_favours_no_machine, in part",
+                "this kernel merges no process's memory as a whole",
             );
         }
         libc::personality(libc::ADDR_NO_RANDOMIZE.cast_unsigned().into());
@@ -155,6 +169,7 @@ pub(crate) fn a_favoured_supervisor_favours_no_machine() {
             personality: USUAL_PERSONALITY.to_owned(),
             timer_slack_ns: Some(USUAL_TIMER_SLACK_NS),
             is_io_flusher: false,
+            is_merged: false,
         }
     );
     end(supervisor);
@@ -175,6 +190,7 @@ pub(crate) fn a_supervisor_that_gives_way_has_machines_that_do() {
             personality: USUAL_PERSONALITY.to_owned(),
             timer_slack_ns: its.timer_slack_ns.map(|_| MUCH_TIMER_SLACK_NS),
             is_io_flusher: false,
+            is_merged: false,
         }
     );
     end(supervisor);
