@@ -6,8 +6,11 @@ use std::io::{self, Cursor, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, fstatfs};
 use rustix::io::Errno;
+
+/// The kind of a file system of pipes without names, as `statfs(2)` tells it (`PIPEFS_MAGIC`, `include/uapi/linux/magic.h`).
+const PIPEFS_MAGIC: i64 = 0x5049_5045;
 
 /// Opens it to be read. A pipe has somebody who writes, or who wrote what is still in it.
 ///
@@ -17,11 +20,14 @@ pub(crate) fn to_read(path: &Path) -> io::Result<impl Read + use<>> {
     let file = open(OpenOptions::new().read(true), path)?;
     let mut first = Vec::new();
     if file.metadata()?.file_type().is_fifo() {
-        // Without a writer it is at its end, with one that is silent so far there is nothing yet (read(2)).
+        // Without a writer it is at its end, with one that is silent so far there is nothing yet (read(2)). A pipe without a name had a
+        // writer, and is empty: `<(true)`.
         let mut byte = [0];
         match rustix::io::read(&file, &mut byte) {
-            Ok(0) => return Err(io::Error::other("it is a pipe that nobody writes to")),
-            Ok(_) => first.extend(byte),
+            Ok(0) if has_name(&file)? => {
+                return Err(io::Error::other("it is a pipe that nobody writes to"));
+            }
+            Ok(length) => first.extend(byte.into_iter().take(length)),
             Err(Errno::AGAIN) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -55,6 +61,11 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.custom_flags(flags.bits().cast_signed()).open(path)
 }
 
+/// Whether a pipe lies in a folder: those of pipe(2) are in a file system of their own.
+fn has_name(pipe: &File) -> io::Result<bool> {
+    Ok(i64::from(fstatfs(pipe)?.f_type) != PIPEFS_MAGIC)
+}
+
 /// From here on it is waited for, as anybody does.
 fn wait_again(file: &File) -> io::Result<()> {
     let flags = fcntl_getfl(file)?;
@@ -64,6 +75,7 @@ fn wait_again(file: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::fd::AsRawFd;
     use std::path::PathBuf;
     use std::thread;
     use std::time::Duration;
@@ -91,6 +103,21 @@ mod tests {
 
         assert!(read.to_string().contains("nobody writes"), "{read}");
         assert!(written.to_string().contains("nobody reads"), "{written}");
+    }
+
+    #[test]
+    fn a_pipe_without_a_name_whose_writer_has_written_nothing_is_empty() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(writer);
+        let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+
+        let mut text = String::new();
+        to_read(Path::new(&path))
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+
+        assert_eq!(text, "");
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub(super) fn check() -> (Check, Option<Cell>) {
             NAME,
             Status::Warning,
             format!("{}; missing: {}", in_words(&cell), missing.join("; ")),
-            "the checks above tell what to do",
+            "docs/cell.md says what each part needs",
         )
     };
     (check, Some(cell))

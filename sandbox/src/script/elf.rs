@@ -67,8 +67,9 @@ pub(super) fn look(file: &File) -> io::Result<Elf> {
         if !read(file, &mut row, first.saturating_add(at))? {
             return Ok(Elf::Cut);
         }
-        let end = u64_at(&row, 8).saturating_add(u64_at(&row, 32));
-        if u32_at(&row, 0) == LOAD && end > length {
+        // `p_offset` and `p_filesz`: of a segment that is zeros alone nothing is in the file, wherever that would be.
+        let (start, bytes) = (u64_at(&row, 8), u64_at(&row, 32));
+        if u32_at(&row, 0) == LOAD && bytes > 0 && start.saturating_add(bytes) > length {
             return Ok(Elf::Cut);
         }
     }
@@ -139,6 +140,22 @@ mod tests {
         for length in [4, 19, 63, 64, 100, 8192] {
             assert_eq!(look_at(&whole[..length]), Elf::Cut, "{length}");
         }
+    }
+
+    #[test]
+    fn a_segment_of_zeros_behind_the_files_end_cuts_nothing() {
+        let mut program = this_program();
+        let first = usize::try_from(u64_at(&program, 32)).unwrap();
+        let loads = |program: &[u8], index: usize| {
+            u32_at(program, first + index * PROGRAM_HEADER_BYTES) == LOAD
+        };
+        let index = (0..20).find(|index| loads(&program, *index)).unwrap();
+        let row = first + index * PROGRAM_HEADER_BYTES;
+
+        program[row + 8..row + 16].copy_from_slice(&(1_u64 << 40).to_le_bytes());
+        assert_eq!(look_at(&program), Elf::Cut);
+        program[row + 32..row + 40].fill(0);
+        assert_eq!(look_at(&program), Elf::Program);
     }
 
     #[test]
