@@ -10,7 +10,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, fstatfs};
 use rustix::io::Errno;
 
 /// The kind of a file system of pipes without names, as `statfs(2)` tells it (`PIPEFS_MAGIC`, `include/uapi/linux/magic.h`).
-const PIPEFS_MAGIC: i64 = 0x5049_5045;
+const PIPEFS_MAGIC: u64 = 0x5049_5045;
 
 /// Opens it to be read. A pipe has somebody who writes, or who wrote what is still in it.
 ///
@@ -63,7 +63,7 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 
 /// Whether a pipe lies in a folder: those of pipe(2) are in a file system of their own.
 fn has_name(pipe: &File) -> io::Result<bool> {
-    Ok(i64::from(fstatfs(pipe)?.f_type) != PIPEFS_MAGIC)
+    Ok(u64::try_from(fstatfs(pipe)?.f_type) != Ok(PIPEFS_MAGIC))
 }
 
 /// From here on it is waited for, as anybody does.

@@ -497,7 +497,7 @@ mod tests {
         assert!(hold(&path).unwrap().is_none());
 
         assert!(!path.exists());
-        assert!(make(parent.path()).is_ok());
+        make(parent.path()).unwrap();
     }
 
     #[test]

@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 use crate::cache::{self, Cache, CacheError};
 use crate::cli::Measurement;
 use crate::host::{HostCommand, HostError};
-use crate::image::{self, ImageError};
 use crate::packages::{self, PackageError};
 use crate::progress::Progress;
+use crate::reproducible;
 use crate::setup::{self, SetupError};
 use crate::workspace::Workspace;
 
@@ -58,9 +58,6 @@ pub(crate) enum BenchError {
     /// A file could not be read or written.
     #[error(transparent)]
     File(#[from] CacheError),
-    /// A file could not be hashed.
-    #[error(transparent)]
-    Hash(#[from] ImageError),
     /// The measurement failed.
     #[error("The measurement ended with exit code {0}; what it said stands above")]
     Failed(u8),
@@ -324,7 +321,7 @@ fn keep(
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
-        booted.insert(name, Value::String(image::sha256(file)?));
+        booted.insert(name, Value::String(reproducible::sha256(file)?));
     }
     let mut kept = json!({
         "unit": "thousands of instructions: in the emulated host a microsecond is a thousand",

@@ -63,6 +63,14 @@ impl Cache {
         Ok(Self { folder })
     }
 
+    /// A cache in this folder, which is there.
+    #[cfg(test)]
+    pub(crate) fn at(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+        }
+    }
+
     /// The folder itself.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
@@ -232,12 +240,6 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    fn cache(folder: &Path) -> Cache {
-        Cache {
-            folder: folder.to_owned(),
-        }
-    }
-
     #[test]
     fn test_key_borders_of_inputs_count() {
         assert_ne!(Key::of(["ab"]), Key::of(["a", "b"]));
@@ -254,10 +256,10 @@ mod tests {
             Ok::<(), CacheError>(())
         };
 
-        let first = cache(folder.path())
+        let first = Cache::at(folder.path())
             .entry("thing", &Key::of(["1"]), build)
             .unwrap();
-        let second = cache(folder.path())
+        let second = Cache::at(folder.path())
             .entry("thing", &Key::of(["1"]), build)
             .unwrap();
 
@@ -274,9 +276,9 @@ mod tests {
             Err(CacheError::NoHome("X"))
         };
 
-        let failed = cache(folder.path()).entry("thing", &Key::of(["1"]), fail);
+        let failed = Cache::at(folder.path()).entry("thing", &Key::of(["1"]), fail);
         let retried =
-            cache(folder.path()).entry("thing", &Key::of(["1"]), |_| Ok::<(), CacheError>(()));
+            Cache::at(folder.path()).entry("thing", &Key::of(["1"]), |_| Ok::<(), CacheError>(()));
 
         assert!(matches!(failed, Err(CacheError::NoHome(_))));
         assert_eq!(fs::read_dir(retried.unwrap()).unwrap().count(), 0);
@@ -292,7 +294,7 @@ mod tests {
             .join(format!("{STAGING_PREFIX}{}", key.as_str()));
         fs::create_dir_all(staging.join("half")).unwrap();
 
-        let entry = cache(folder.path()).entry("thing", &key, |_| Ok::<(), CacheError>(()));
+        let entry = Cache::at(folder.path()).entry("thing", &key, |_| Ok::<(), CacheError>(()));
 
         assert_eq!(fs::read_dir(entry.unwrap()).unwrap().count(), 0);
         assert!(!staging.exists());

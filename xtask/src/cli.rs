@@ -33,8 +33,12 @@ pub(crate) enum Task {
     /// Build kernel, root image and initramfs where needed, and install them to the data folder; on a machine with hardware
     /// virtualization also build the default template
     Setup,
-    /// Build the guest's kernel and print its path
-    Kernel,
+    /// Build the guest's kernel and print its SHA-256 and path
+    Kernel {
+        /// Build it a second time and fail where the bytes differ
+        #[arg(long)]
+        verify: bool,
+    },
     /// Build the guest's root image and print its SHA-256 and path
     Image {
         /// Build it a second time and fail where the bytes differ

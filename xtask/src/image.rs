@@ -4,15 +4,13 @@
 //! system's identity are fixed, and mkfs.erofs sorts.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-use sha2::{Digest, Sha256};
 
 use crate::cache::{Cache, CacheError, Key};
 use crate::packages::{self, Need, PackageError};
 use crate::progress::Progress;
+use crate::reproducible::{self, Differs};
 use crate::tool::{self, ToolError};
 
 /// Debian 12's name. Its Python is 3.11, as `customize.sh` says too.
@@ -68,15 +66,8 @@ pub(crate) enum ImageError {
     #[error("Could not build the root image")]
     Tool(#[from] ToolError),
     /// Two builds gave different bytes.
-    #[error(
-        "Two builds of the root image differ: {first} and {second} (SHA-256). Did package versions change in between?"
-    )]
-    NotReproducible {
-        /// Hash of the one in the cache.
-        first: String,
-        /// Hash of the one that was just built.
-        second: String,
-    },
+    #[error("The root image is not reproducible")]
+    Differs(#[from] Differs),
 }
 
 /// Which image.
@@ -121,25 +112,11 @@ pub(crate) fn build(
     Ok(entry.join(FILE))
 }
 
-/// Builds the image once more and compares: the same package versions must give the same bytes. Returns the hash.
-pub(crate) fn verify(
-    image: &Path,
-    cache: &Cache,
-    progress: &Progress,
-) -> Result<String, ImageError> {
-    let first = sha256(image)?;
-    let again = cache
-        .folder()
-        .join(format!("image-again-{}", std::process::id()));
-    fs::create_dir(&again).map_err(CacheError::io("create the folder", &again))?;
-    let second = make(Variant::Standard, &again, progress).and_then(|()| sha256(&again.join(FILE)));
-    fs::remove_dir_all(&again).map_err(CacheError::io("remove", &again))?;
-    let second = second?;
-    if first == second {
-        Ok(first)
-    } else {
-        Err(ImageError::NotReproducible { first, second })
-    }
+/// Builds the image once more and compares: the same package versions must give the same bytes.
+pub(crate) fn verify(image: &Path, cache: &Cache, progress: &Progress) -> Result<(), ImageError> {
+    reproducible::verify(&image.with_file_name(""), &[FILE], cache, |again| {
+        make(Variant::Standard, again, progress)
+    })
 }
 
 /// Fills `staging` with the image and the list of its packages' versions.
@@ -237,14 +214,6 @@ fn pack(root: &Path, image: &Path) -> Result<(), ImageError> {
         .arg(root);
     tool::run(&mut format)?;
     Ok(())
-}
-
-/// The SHA-256 of a file, in hexadecimal.
-pub(crate) fn sha256(path: &Path) -> Result<String, ImageError> {
-    let mut hash = Sha256::new();
-    let mut file = fs::File::open(path).map_err(CacheError::io("open", path))?;
-    io::copy(&mut file, &mut hash).map_err(CacheError::io("read", path))?;
-    Ok(format!("{:x}", hash.finalize()))
 }
 
 #[cfg(test)]

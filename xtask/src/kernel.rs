@@ -14,6 +14,7 @@ use self::fragment::{Fragment, FragmentError, NotKept};
 use crate::cache::{Cache, CacheError, Key};
 use crate::packages::{self, Need, PackageError};
 use crate::progress::{Progress, Step};
+use crate::reproducible::{self, Differs};
 use crate::tool::{self, ToolError};
 
 /// The name of the cache's folder, and what log files' names begin with.
@@ -69,6 +70,10 @@ const FIXED: &[&str] = &[
 ];
 /// The goals of the build.
 const GOALS: &[&str] = &["vmlinux", "bzImage"];
+/// What is built, by its names in the cache's entry.
+const VMLINUX: &str = "vmlinux";
+/// The same, compressed.
+const BZIMAGE: &str = "bzImage";
 /// Symbols are not loaded into the guest; program headers stay as they are.
 const STRIP: &[&str] = &["--strip-all"];
 
@@ -113,6 +118,9 @@ pub(crate) enum KernelError {
     /// The cache folder is not usable.
     #[error("The kernel could not be kept")]
     Cache(#[from] CacheError),
+    /// Two builds gave different bytes.
+    #[error("The kernel is not reproducible")]
+    Differs(#[from] Differs),
 }
 
 fn list(not_kept: &[NotKept]) -> String {
@@ -130,14 +138,18 @@ pub(crate) fn build(cache: &Cache, progress: &Progress) -> Result<PathBuf, Kerne
     let log = cache.folder().join(format!("{THING}-{}.log", key.as_str()));
     let entry = cache.entry(THING, &key, |staging| {
         progress.say("Building the guest's kernel: this takes minutes, once");
-        let build = Build {
-            staging,
-            tree: staging.join("tree"),
-            log: &log,
-        };
-        build.run(&fragment, progress)
+        Build::new(staging, &log).run(&fragment, progress)
     })?;
-    Ok(entry.join("vmlinux"))
+    Ok(entry.join(VMLINUX))
+}
+
+/// Builds the kernel once more and compares: the same source, tools and configuration must give the same bytes.
+pub(crate) fn verify(kernel: &Path, cache: &Cache, progress: &Progress) -> Result<(), KernelError> {
+    let fragment = Fragment::parse(CONFIG)?;
+    let kept = kernel.with_file_name("");
+    reproducible::verify(&kept, &[VMLINUX, BZIMAGE], cache, |again| {
+        Build::new(again, &again.join("log")).run(&fragment, progress)
+    })
 }
 
 /// The hash of everything that decides about the kernel's bytes.
@@ -168,7 +180,15 @@ struct Build<'a> {
     log: &'a Path,
 }
 
-impl Build<'_> {
+impl<'a> Build<'a> {
+    fn new(staging: &'a Path, log: &'a Path) -> Self {
+        Self {
+            staging,
+            tree: staging.join("tree"),
+            log,
+        }
+    }
+
     fn run(&self, fragment: &Fragment, progress: &Progress) -> Result<(), KernelError> {
         File::create(self.log).map_err(CacheError::io("create", self.log))?;
         self.unpack(progress)?;
@@ -265,13 +285,10 @@ impl Build<'_> {
     /// Moves what is wanted out of the tree, and removes the tree.
     fn keep(&self) -> Result<(), KernelError> {
         let mut strip = Command::new("strip");
-        strip
-            .args(STRIP)
-            .arg("-o")
-            .arg(self.staging.join("vmlinux"));
+        strip.args(STRIP).arg("-o").arg(self.staging.join(VMLINUX));
         tool::run(strip.arg(self.tree.join("vmlinux")))?;
         for (from, name) in [
-            (self.tree.join("arch/x86/boot/bzImage"), "bzImage"),
+            (self.tree.join("arch/x86/boot/bzImage"), BZIMAGE),
             (self.tree.join("System.map"), "System.map"),
             (self.tree.join(".config"), "config"),
             (self.log.to_owned(), "build.log"),

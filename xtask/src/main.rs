@@ -12,6 +12,7 @@ mod initramfs;
 mod kernel;
 mod packages;
 mod progress;
+mod reproducible;
 mod setup;
 mod test;
 mod tool;
@@ -20,11 +21,12 @@ mod workspace;
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use cache::Cache;
+use cache::{Cache, CacheError};
 use cli::{Arguments, Task};
 use host::{EXIT_HOST_FAILED, HostCommand, HostError};
 use image::Variant;
@@ -55,20 +57,22 @@ fn perform(task: Task) -> Result<u8, Box<dyn Error>> {
             print_line(format_args!("{}", data.path().display()));
             Ok(0)
         }
-        Task::Kernel => {
-            let kernel = kernel::build(&Cache::open()?, &progress)?;
-            print_line(format_args!("{}", kernel.display()));
+        Task::Kernel { verify } => {
+            let cache = Cache::open()?;
+            let kernel = kernel::build(&cache, &progress)?;
+            if verify {
+                kernel::verify(&kernel, &cache, &progress)?;
+            }
+            print_built(&kernel)?;
             Ok(0)
         }
         Task::Image { verify } => {
             let cache = Cache::open()?;
             let image = image::build(Variant::Standard, &cache, &progress)?;
-            let hash = if verify {
-                image::verify(&image, &cache, &progress)?
-            } else {
-                image::sha256(&image)?
-            };
-            print_line(format_args!("{hash}  {}", image.display()));
+            if verify {
+                image::verify(&image, &cache, &progress)?;
+            }
+            print_built(&image)?;
             Ok(0)
         }
         Task::Run { arguments } => run(arguments, &progress),
@@ -134,6 +138,13 @@ fn emulated_timeout(arguments: &[OsString]) -> Vec<OsString> {
         return Vec::new();
     }
     vec!["--timeout".into(), EMULATED_TIMEOUT.into()]
+}
+
+/// The SHA-256 and the path of what was built.
+fn print_built(file: &Path) -> Result<(), CacheError> {
+    let hash = reproducible::sha256(file)?;
+    print_line(format_args!("{hash}  {}", file.display()));
+    Ok(())
 }
 
 /// A result on standard output. What was done is done, also where nobody reads of it.
