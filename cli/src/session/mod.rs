@@ -159,18 +159,13 @@ pub(crate) fn stop(args: &StopArgs) -> u8 {
     };
     let mut code = 0;
     for name in names {
-        let ended = Session::open(&name).and_then(Session::stop);
-        match ended {
+        match Session::open(&name).and_then(Session::stop) {
+            Ok(()) => {}
             // It has ended by itself meanwhile.
-            Ok(()) | Err(SessionError::Missing { .. }) if args.all => {}
-            // Of one that was just being paused or resumed there is the paused one, too.
-            Ok(()) | Err(SessionError::Missing { .. }) => match Sandbox::remove_paused(&name) {
+            Err(SessionError::Missing { .. }) if args.all => {}
+            Err(missing @ SessionError::Missing { .. }) => match Sandbox::remove_paused(&name) {
                 Ok(()) => {}
-                Err(PauseError::Missing { .. }) => {
-                    if let Err(missing) = ended {
-                        code = failed(&missing);
-                    }
-                }
+                Err(PauseError::Missing { .. }) => code = failed(&missing),
                 Err(error) => code = paused_failed(&error),
             },
             Err(error) => code = failed(&error),
