@@ -25,6 +25,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 
 use crate::block_device::BlockDevice;
 use crate::cell::{Bounds, CgroupBounds};
+use crate::cpu_quota::{CPU_PERIOD_US, Throttled, cpu_quota_us};
 use crate::ids;
 use crate::rlimits;
 
@@ -35,9 +36,6 @@ pub const MEMORY_OVERHEAD_MIB: u64 = 96;
 /// Page tables, of the process and of the virtual machine, as a part of the guest's memory: 8 bytes in each for 4 KiB
 /// are a 256th, and as much again for what KVM keeps of each page.
 const PAGE_TABLES_DIVISOR: u64 = 128;
-
-/// The period of `cpu.max` in microseconds, the kernel's default.
-const CPU_PERIOD_US: u64 = 100_000;
 
 /// Where nearly every host has cgroup v2, and what `statfs(2)` says of it (`CGROUP2_SUPER_MAGIC`, `include/uapi/linux/magic.h`).
 const USUAL_MOUNT_POINT: &str = "/sys/fs/cgroup";
@@ -93,13 +91,17 @@ impl Cgroup {
     ///
     /// # Errors
     /// A sentence, without its end, that says why there is none.
-    pub(crate) fn create(bounds: Bounds, devices: &[BlockDevice]) -> Result<Self, String> {
+    pub(crate) fn create(
+        bounds: Bounds,
+        cpu_quota_percent: Option<u32>,
+        devices: &[BlockDevice],
+    ) -> Result<Self, String> {
         let root = root()?;
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let own = own_group(&root, &own).ok_or("this process is in no group of cgroup v2")?;
         let mut why = String::from("no group can be made");
         for parent in parents(&root, &own) {
-            match Self::below(&parent, bounds) {
+            match Self::below(&parent, bounds, cpu_quota_percent) {
                 Ok(mut group) => {
                     group.bound_io(devices);
                     return Ok(group);
@@ -114,7 +116,7 @@ impl Cgroup {
         Err(why)
     }
 
-    fn below(parent: &Path, bounds: Bounds) -> io::Result<Self> {
+    fn below(parent: &Path, bounds: Bounds, cpu_quota_percent: Option<u32>) -> io::Result<Self> {
         delegate(parent)?;
         let (path, folder) = make(parent)?;
         // From here on, whatever fails removes it.
@@ -123,13 +125,12 @@ impl Cgroup {
             folder,
             bounds: CgroupBounds::default(),
         };
-        group.bound(bounds)?;
+        group.bound(bounds, cpu_quota_percent)?;
         Ok(group)
     }
 
-    fn bound(&mut self, bounds: Bounds) -> io::Result<()> {
-        // The main loop's work is for the guest, and no more than that of one processor.
-        let quota_us = (u64::from(bounds.vcpus) + 1) * CPU_PERIOD_US;
+    fn bound(&mut self, bounds: Bounds, cpu_quota_percent: Option<u32>) -> io::Result<()> {
+        let quota_us = cpu_quota_us(bounds, cpu_quota_percent);
         self.write("cpu.max", &format!("{quota_us} {CPU_PERIOD_US}"))?;
         self.write("memory.max", &memory_max(bounds).to_string())?;
         self.write("pids.max", &rlimits::max_tasks(bounds).to_string())?;
@@ -139,6 +140,12 @@ impl Cgroup {
         // that count no swap for a group (`swapaccount=0`), or have none, do not have the file.
         let _ = self.write("memory.swap.max", "0");
         Ok(())
+    }
+
+    /// How often, and how long in all, the group was kept from running since its share was used up; zeros where the kernel does not say.
+    pub(crate) fn throttled(&self) -> Throttled {
+        let text = fs::read_to_string(self.path.join("cpu.stat")).unwrap_or_default();
+        Throttled::read(&text)
     }
 
     /// Bounds what is asked of the disks' devices, as far as the host lets them be bounded.

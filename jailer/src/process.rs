@@ -12,6 +12,7 @@ use rustix::process::{Signal, WaitId, WaitIdOptions, WaitIdStatus, pidfd_send_si
 use crate::calls::call_name;
 use crate::cell::Cell;
 use crate::cgroup::Cgroup;
+use crate::cpu_quota::Throttled;
 use crate::last_words;
 use crate::start::{Entry, StartError};
 
@@ -79,6 +80,13 @@ impl MachineProcess {
     #[must_use]
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_ref().map(Cgroup::path)
+    }
+
+    /// How its control group was kept from running so far; zeros where it has none.
+    #[must_use]
+    pub fn throttled(&self) -> Throttled {
+        let cgroup = self.cgroup.as_ref();
+        cgroup.map(Cgroup::throttled).unwrap_or_default()
     }
 
     /// The forbidden system call that ended it, by name where the call is known, from its end and its last words; `None` where none

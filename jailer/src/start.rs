@@ -83,6 +83,9 @@ pub struct Options {
     pub leave_out: Parts,
     /// Whether a machine without a control group is refused.
     pub require_cgroup: bool,
+    /// The share of the host's processors that its control group lets it have, in hundredths of one; without, that of all its threads. A
+    /// machine that has no such group has no such bound.
+    pub cpu_quota_percent: Option<u32>,
     /// What the machine's disks lie on, each once: its control group bounds what is asked of them.
     pub devices: Vec<BlockDevice>,
 }
@@ -95,6 +98,7 @@ impl Options {
             bounds,
             leave_out: Parts::default(),
             require_cgroup: false,
+            cpu_quota_percent: None,
             devices: Vec::new(),
         }
     }
@@ -142,6 +146,7 @@ pub fn start(
         bounds,
         leave_out,
         require_cgroup,
+        cpu_quota_percent,
         devices,
     } = options;
     // Root's own processes, which a machine is one of without namespaces, are not counted.
@@ -155,7 +160,15 @@ pub fn start(
     }
     let mut missing = Vec::new();
     let mut cgroup = if require_cgroup || !leave_out.contains(Part::Cgroup) {
-        make_cgroup(bounds, &devices, require_cgroup, &mut missing)?
+        match Cgroup::create(bounds, cpu_quota_percent, &devices) {
+            Ok(cgroup) => Some(cgroup),
+            Err(why) if require_cgroup => return Err(StartError::Cgroup { why }),
+            Err(why) => {
+                let part = Part::Cgroup;
+                missing.push(Missing { part, why });
+                None
+            }
+        }
     } else {
         None
     };
@@ -242,25 +255,6 @@ fn not_entered(group: &Path, error: &io::Error) -> String {
         group.display(),
         above.display()
     )
-}
-
-fn make_cgroup(
-    bounds: Bounds,
-    devices: &[BlockDevice],
-    is_required: bool,
-    missing: &mut Vec<Missing>,
-) -> Result<Option<Cgroup>, StartError> {
-    match Cgroup::create(bounds, devices) {
-        Ok(cgroup) => Ok(Some(cgroup)),
-        Err(why) if is_required => Err(StartError::Cgroup { why }),
-        Err(why) => {
-            missing.push(Missing {
-                part: Part::Cgroup,
-                why,
-            });
-            Ok(None)
-        }
-    }
 }
 
 /// The kinds of namespaces that a process is tried to be made with, the most first.
