@@ -14,6 +14,8 @@ fn spawn() -> ToAgent {
         program: b"python3".to_vec(),
         args: vec![b"-c".to_vec(), vec![b'x'; 1000]],
         env: vec![(b"HOME".to_vec(), b"/home/user".to_vec()); 8],
+        env_clear: false,
+        env_remove: Vec::new(),
         cwd: Some(b"/home/user".to_vec()),
         user: None,
         stdio: Stdio::Pipes { stdin: true },

@@ -121,6 +121,15 @@ impl Task {
                 "the argument '--require-cgroup' cannot be used with '--dangerously-leave-out cgroup'",
             ));
         }
+        if self.sandbox().is_some_and(|sandbox| {
+            let left_out = &sandbox.machine.dangerously_leave_out;
+            sandbox.cpu_quota.is_some() && left_out.contains(&Part::Cgroup)
+        }) {
+            return Some((
+                ErrorKind::ArgumentConflict,
+                "the argument '--cpu-quota' cannot be used with '--dangerously-leave-out cgroup'",
+            ));
+        }
         match self {
             Self::Run(args) if args.words.is_empty() && args.code.is_none() => Some((
                 ErrorKind::MissingRequiredArgument,
@@ -134,11 +143,19 @@ impl Task {
         }
     }
 
+    /// The options of the sandbox that it makes, if it makes one by these.
+    fn sandbox(&self) -> Option<&SandboxArgs> {
+        match self {
+            Self::Run(args) => Some(&args.sandbox),
+            Self::Start(args) => Some(&args.sandbox),
+            _ => None,
+        }
+    }
+
     /// The options of the machine that it makes, if it makes one by any.
     fn machine(&self) -> Option<&MachineArgs> {
         match self {
-            Self::Run(args) => Some(&args.sandbox.machine),
-            Self::Start(args) => Some(&args.sandbox.machine),
+            Self::Run(_) | Self::Start(_) => self.sandbox().map(|sandbox| &sandbox.machine),
             Self::Repl(args) => Some(&args.machine),
             Self::Template(TemplateTask::Build(args)) => Some(&args.machine),
             Self::Bench(Bench::Boot(args)) => Some(&args.machine),
@@ -187,6 +204,17 @@ mod tests {
             read(&line("--require-cgroup --dangerously-leave-out seccomp")).unwrap();
             read(&line("--dangerously-leave-out cgroup")).unwrap();
         }
+    }
+
+    #[test]
+    fn a_share_of_the_processors_needs_a_control_group() {
+        for line in [
+            "sandvmm run --cpu-quota 50% --dangerously-leave-out cgroup -c 1",
+            "sandvmm start --name a --cpu-quota 50% --dangerously-leave-out cgroup",
+        ] {
+            assert_eq!(read(line).unwrap_err(), ErrorKind::ArgumentConflict);
+        }
+        read("sandvmm run --cpu-quota 50% --dangerously-leave-out seccomp -c 1").unwrap();
     }
 
     #[test]

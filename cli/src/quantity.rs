@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use sandvmm::{MAX_QUOTA_MIB, MIN_QUOTA_MIB};
 
-/// Why a duration or a size could not be read.
+/// The largest share of the processors in percent of one: that of 32 and one more.
+const MAX_SHARE_PERCENT: u32 = 3300;
+
+/// Why a duration, a size or a number could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum QuantityError {
     /// Not a duration at all.
@@ -22,6 +25,11 @@ pub(crate) enum QuantityError {
         /// The most.
         max: u32,
     },
+    /// Not a share at all.
+    #[error(
+        "Say a share in percent of one processor, such as 50% or 150%: 1% to {MAX_SHARE_PERCENT}%"
+    )]
+    NotAShare,
     /// A disk that is not possible.
     #[error("A disk has {MIN_QUOTA_MIB}M to {}G", MAX_QUOTA_MIB >> 10)]
     NoDisk,
@@ -120,6 +128,15 @@ fn parse_kib(text: &str) -> Result<u64, QuantityError> {
     whole(number, QuantityError::NotASize)?
         .checked_mul(unit_kib)
         .ok_or(QuantityError::TooLarge)
+}
+
+/// Reads a share of the processors: whole percent of one, with the sign.
+///
+/// # Errors
+/// [`QuantityError::NotAShare`].
+pub(crate) fn parse_share_percent(text: &str) -> Result<u32, QuantityError> {
+    let percent = text.strip_suffix('%').ok_or(QuantityError::NotAShare)?;
+    number(1..=MAX_SHARE_PERCENT)(percent).map_err(|_| QuantityError::NotAShare)
 }
 
 /// A reader of whole numbers of a range.
@@ -277,6 +294,17 @@ mod tests {
         ] {
             let said = cpus(text).unwrap_err().to_string();
             assert_eq!(said, "Say a whole number from 1 to 32", "{text}");
+        }
+    }
+
+    #[test]
+    fn a_share_of_the_processors_is_percent_of_one() {
+        for (text, percent) in [("1%", 1), ("50%", 50), ("150%", 150), ("3300%", 3300)] {
+            assert_eq!(parse_share_percent(text), Ok(percent), "{text}");
+        }
+        for text in ["", "%", "0%", "50", "0.5", "-1%", "50 %", "3301%", "50%%"] {
+            let said = parse_share_percent(text).unwrap_err().to_string();
+            assert!(said.ends_with("50% or 150%: 1% to 3300%"), "{text}: {said}");
         }
     }
 

@@ -194,6 +194,8 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         program: b"python3".to_vec(),
         args: vec![b"-c".to_vec(), b"1".to_vec()],
         env: vec![(b"A".to_vec(), b"b".to_vec())],
+        env_clear: false,
+        env_remove: vec![b"LANG".to_vec()],
         cwd: Some(b"/".to_vec()),
         user: Some("0:0".into()),
         stdio: Stdio::Pipes { stdin: true },
@@ -208,6 +210,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
             realtime_ns: 1,
             entropy: [7; 32],
             hostname: "guest".into(),
+            max_processes: Some(64),
         }),
         ToAgent::Spawn(spawn.clone()),
         ToAgent::Spawn(Spawn {
@@ -234,6 +237,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
             hostname: "guest".into(),
             machine_id: [8; 16],
             boot_id: [9; 16],
+            max_processes: None,
         }),
     ];
     let file = StreamHeader {
@@ -294,6 +298,7 @@ pub(crate) fn from_agent() -> Vec<FromAgent> {
             peak_memory_bytes: 4096,
             cpu_time_us: 10,
             process_limit_hits: 11,
+            peak_processes: 14,
             disk_used_bytes: 12,
             disk_free_bytes: 13,
         }),

@@ -247,6 +247,7 @@ impl Agent {
         match message {
             ToAgent::Configure(configure) => {
                 (self.configure)(&configure)?;
+                self.bound_processes(configure.max_processes)?;
                 self.configured = true;
             }
             ToAgent::Spawn(spawn) => self.ask(spawn)?,
@@ -273,6 +274,11 @@ impl Agent {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Takes over the ceiling of processes that the host has chosen; without one, the bound that is there stays.
+    fn bound_processes(&self, max: Option<u32>) -> io::Result<()> {
+        max.map_or(Ok(()), |max| self.workload.bound_processes(max))
     }
 
     fn accept(&mut self) {

@@ -20,6 +20,8 @@ const CONTROLLERS: &str = "+memory +pids +cpu";
 #[derive(Debug)]
 pub struct Workload {
     path: PathBuf,
+    /// What goes with the guest's memory.
+    max_processes: u64,
 }
 
 /// One command's cgroup.
@@ -42,6 +44,8 @@ pub struct Usage {
     pub cpu_time_us: u64,
     /// How often the workload met its bound on processes meanwhile.
     pub process_limit_hits: u32,
+    /// Most processes and threads that it had at one time. The kernel counts one that the workload's bound refused, too.
+    pub peak_processes: u32,
 }
 
 impl Workload {
@@ -59,8 +63,24 @@ impl Workload {
             path.join("memory.max"),
             memory_max(memory_bytes).to_string(),
         )?;
-        fs::write(path.join("pids.max"), pids_max(memory_bytes).to_string())?;
-        Ok(Self { path })
+        let workload = Self {
+            path,
+            max_processes: pids_max(memory_bytes),
+        };
+        workload.write_pids_max(workload.max_processes)?;
+        Ok(workload)
+    }
+
+    /// Lets it have `count` processes and threads at most, where that is fewer than go with the guest's memory. Those that it has beyond stay.
+    ///
+    /// # Errors
+    /// That of the write.
+    pub fn bound_processes(&self, count: u32) -> io::Result<()> {
+        self.write_pids_max(self.max_processes.min(u64::from(count)))
+    }
+
+    fn write_pids_max(&self, count: u64) -> io::Result<()> {
+        fs::write(self.path.join("pids.max"), count.to_string())
     }
 
     /// Stops every process in it and below, also those that are just being forked; [`Self::is_frozen`] says when they
@@ -135,6 +155,7 @@ impl Cgroup {
         Usage {
             oom_kills: u32::try_from(oom_kills).unwrap_or(u32::MAX),
             process_limit_hits: u32::try_from(process_limit_hits).unwrap_or(u32::MAX),
+            peak_processes: self.read("pids.peak").trim().parse().unwrap_or_default(),
             peak_memory_bytes: self.read("memory.peak").trim().parse().unwrap_or_default(),
             cpu_time_us: keyed_value(&self.read("cpu.stat"), "usage_usec").unwrap_or_default(),
         }
@@ -231,6 +252,7 @@ mod tests {
         )
         .unwrap();
         fs::write(folder.path().join("pids.events"), "max 5\n").unwrap();
+        fs::write(folder.path().join("pids.peak"), "6\n").unwrap();
         let cgroup = Cgroup {
             path: folder.path().into(),
             workload_events: folder.path().join("pids.events"),
@@ -246,8 +268,22 @@ mod tests {
                 peak_memory_bytes: 4096,
                 cpu_time_us: 77,
                 process_limit_hits: 2,
+                peak_processes: 6,
             }
         );
+    }
+
+    #[test]
+    fn fewer_processes_may_be_asked_for_and_not_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let workload = Workload::create(folder.path(), 256 << 20).unwrap();
+        let bound = || fs::read_to_string(folder.path().join("workload/pids.max")).unwrap();
+        assert_eq!(bound(), "1024");
+
+        for (asked, has) in [(20, "20"), (30, "30"), (1025, "1024"), (u32::MAX, "1024")] {
+            workload.bound_processes(asked).unwrap();
+            assert_eq!(bound(), has);
+        }
     }
 
     #[test]

@@ -98,7 +98,7 @@ pub const MEMORY_RESERVE_BYTES: u64 = 16 << 20;
 /// The smallest share that commands get when memory is scarcer than [`MEMORY_RESERVE_BYTES`] allows for.
 pub const MIN_WORKLOAD_BYTES: u64 = 16 << 20;
 
-/// Most processes and threads of all commands together (`pids.max`): above, `fork` fails with `EAGAIN`.
+/// Most processes and threads of all commands together (`pids.max`): above, `fork` fails with `EAGAIN`. The host may ask for fewer.
 pub const MAX_PROCESSES: u64 = 4096;
 
 /// Free memory for each process that commands may have: half as many as the kernel itself allows for

@@ -198,9 +198,10 @@ fn run(
     let folder = spawn.cwd.as_deref().map(OsStr::from_bytes);
     enter_folder(folder, &user)?;
 
+    // As execvp(3) does, where there is none.
     let path = env
         .get(OsStr::new("PATH"))
-        .map_or(&b""[..], |path| path.as_bytes());
+        .map_or(DEFAULT_PATH.as_bytes(), |path| path.as_bytes());
     let file = program::find(&spawn.program, path)?;
     program::check_format(&file)?;
     check_variables(spawn)?;
@@ -383,7 +384,12 @@ fn enter_folder(folder: Option<&OsStr>, user: &User) -> Result<(), Failure> {
 
 fn environment(spawn: &Spawn, user: &User, terminal: bool) -> BTreeMap<OsString, OsString> {
     let mut env = BTreeMap::new();
-    let mut set = |name: &str, value: &str| env.insert(name.into(), value.into());
+    let mut set = |name: &str, value: &str| {
+        let is_removed = spawn.env_remove.iter().any(|one| one == name.as_bytes());
+        if !spawn.env_clear && !is_removed {
+            env.insert(name.into(), value.into());
+        }
+    };
     set("PATH", DEFAULT_PATH);
     set("HOME", &user.home);
     set("USER", &user.name);
@@ -441,6 +447,8 @@ mod tests {
                 .iter()
                 .map(|(name, value)| (name.as_bytes().into(), value.as_bytes().into()))
                 .collect(),
+            env_clear: false,
+            env_remove: Vec::new(),
             cwd: None,
             user: None,
             stdio: Stdio::Pipes { stdin: false },
@@ -458,6 +466,27 @@ mod tests {
         assert_eq!(env[OsStr::new("X")], "");
         assert_eq!(env[OsStr::new("HOME")], "/home/sandbox");
         assert!(!env.contains_key(OsStr::new("TERM")));
+    }
+
+    #[test]
+    fn defaults_that_are_not_wanted_are_left_out() {
+        let user = Accounts::default().resolve(None).unwrap();
+        let some = Spawn {
+            env_remove: vec![b"LANG".to_vec(), b"TERM".to_vec(), b"X".to_vec()],
+            ..spawn(&[("X", "1")])
+        };
+        let none = Spawn {
+            env_clear: true,
+            ..some.clone()
+        };
+
+        let some = environment(&some, &user, true);
+        let none = environment(&none, &user, true);
+
+        let names: Vec<_> = some.keys().collect();
+        assert_eq!(names, ["HOME", "LOGNAME", "PATH", "SHELL", "USER", "X"]);
+        let names: Vec<_> = none.keys().collect();
+        assert_eq!(names, ["X"]);
     }
 
     #[test]

@@ -208,11 +208,14 @@ impl Warm {
         Some(cgroup)
     }
 
-    /// The process that is to become this command, if there is one and the command is of its kind.
+    /// The process that is to become this command, if there is one and the command is of its kind. The server gives all of its own variables on.
     pub fn take_spare(&mut self, spawn: &Spawn) -> Option<(Pid, Cgroup)> {
         match &mut self.state {
             State::Ready { spare, .. }
-                if spawn.program == self.program && spawn.user == self.user =>
+                if spawn.program == self.program
+                    && spawn.user == self.user
+                    && !spawn.env_clear
+                    && spawn.env_remove.is_empty() =>
             {
                 spare.take()
             }
@@ -362,6 +365,8 @@ mod tests {
             program: b"python3".to_vec(),
             args: args.iter().map(|argument| argument.to_vec()).collect(),
             env: vec![(b"A".to_vec(), b"b".to_vec())],
+            env_clear: false,
+            env_remove: Vec::new(),
             cwd: Some(b"/".to_vec()),
             user: None,
             stdio: Stdio::Pipes { stdin: false },
@@ -448,7 +453,17 @@ mod tests {
             ..own.clone()
         };
         assert_eq!(takes(&mut warm, &other_program), None);
+        let cleared = Spawn {
+            env_clear: true,
+            ..own.clone()
+        };
+        let without_one = Spawn {
+            env_remove: vec![b"LANG".to_vec()],
+            ..own.clone()
+        };
         assert_eq!(takes(&mut warm, &other_user), None);
+        assert_eq!(takes(&mut warm, &cleared), None);
+        assert_eq!(takes(&mut warm, &without_one), None);
         assert_eq!(takes(&mut warm, &own), Some(spare));
         assert_eq!(takes(&mut warm, &own), None);
         warm.keep_spare(spare, workload.child("spare").unwrap());

@@ -88,6 +88,7 @@ impl Host {
             realtime_ns: 0,
             entropy: [0; 32],
             hostname: "box".into(),
+            max_processes: None,
         }));
         host
     }
@@ -123,6 +124,8 @@ impl Host {
             program: b"/bin/sh".to_vec(),
             args: vec![b"-c".to_vec(), script.as_bytes().to_vec()],
             env: Vec::new(),
+            env_clear: false,
+            env_remove: Vec::new(),
             cwd: Some(b"/".to_vec()),
             user: Some(format!("{}:{}", uid.as_raw(), gid.as_raw())),
             stdio: Stdio::Pipes { stdin: false },
@@ -187,6 +190,7 @@ fn resume(realtime_ns: u64) -> Resume {
         hostname: "fork".to_owned(),
         machine_id: [2; 16],
         boot_id: [3; 16],
+        max_processes: Some(50),
     }
 }
 
@@ -200,6 +204,7 @@ fn a_machine_is_saved_goes_on_and_is_restored_twice() {
         format!("n=0; until [ -e {path} ] || [ $n = 2000 ]; do n=$((n+1)); sleep 0.01; done")
     };
     let set = |name: &str| fs::write(folder.path().join(name), "").unwrap();
+    let pids_max = || fs::read_to_string(freezer("pids.max")).unwrap();
 
     // A machine that is saved and goes on keeps its streams, and starts late what was asked for meanwhile.
     let talker = host.sh(1, &format!("{}; echo word", until("talk")));
@@ -227,6 +232,7 @@ fn a_machine_is_saved_goes_on_and_is_restored_twice() {
     assert_eq!(read_all(&left[1]), "");
 
     // Before it is told what is new, nothing starts or goes on.
+    assert_ne!(pids_max(), "50");
     let early = host.sh(3, "echo early");
     host.says_nothing();
     assert_eq!(fs::read_to_string(freezer("cgroup.freeze")).unwrap(), "1");
@@ -252,6 +258,7 @@ fn a_machine_is_saved_goes_on_and_is_restored_twice() {
     };
     assert_eq!(as_sent, resume(7));
     assert_eq!(fs::read_to_string(freezer("cgroup.freeze")).unwrap(), "0");
+    assert_eq!(pids_max(), "50");
     let cgroups = || ["0-3", "1-3"].map(|name| freezer(name).exists());
     assert!(cgroups()[0], "the former machine's command has its own");
     set("leave");

@@ -68,7 +68,10 @@ pub enum FileOperation {
     /// Read a file, or a folder with all that is in it.
     ReadTree,
     /// Make a file, or a folder with all that is in it. What is there is replaced where it is no folder.
-    WriteTree,
+    WriteTree {
+        /// Whether owners and groups are those of the entries, as far as the user may give them: root may. Else all of it is the user's.
+        keep_owners: bool,
+    },
     /// Say what happens to a file, or to a folder and what is in it, but not in the folders in it.
     Watch,
 }
@@ -211,6 +214,10 @@ pub enum TreeItem {
         node: TreeNode,
         /// Permission bits.
         mode: u32,
+        /// Owner.
+        uid: u32,
+        /// Group.
+        gid: u32,
         /// Last change of the content, in nanoseconds since the Unix epoch.
         modified_ns: i64,
     },
@@ -242,6 +249,26 @@ pub enum TreeNode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As the words of commands: who changes these on purpose raises [`crate::VERSION`] and this table.
+    #[test]
+    fn a_trees_words_have_the_bytes_that_version_10_gives_them() {
+        let bytes = |item: &TreeItem| postcard::to_extend(item, Vec::new()).unwrap();
+        let entry = TreeItem::Entry {
+            path: b"a".to_vec(),
+            node: TreeNode::File { bytes: 2 },
+            mode: 3,
+            uid: 4,
+            gid: 5,
+            modified_ns: -1,
+        };
+        assert_eq!(crate::VERSION, 10);
+        // A signed number is in zigzag.
+        assert_eq!(bytes(&entry), [0, 1, b'a', 1, 2, 3, 4, 5, 1]);
+        assert_eq!(bytes(&TreeItem::End), [1]);
+        let write = FileOperation::WriteTree { keep_owners: true };
+        assert_eq!(postcard::to_extend(&write, Vec::new()).unwrap(), [8, 1]);
+    }
 
     #[test]
     fn any_moment_that_may_be_named_is_one() {

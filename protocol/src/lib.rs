@@ -35,4 +35,4 @@ pub mod port;
 /// Version of everything in this crate. The agent says its own in [`message::Hello`] and [`message::Restored`]; a host
 /// that reads another one ends the machine, since host and initramfs are built together, and a template is built anew
 /// when either changes.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;

@@ -66,6 +66,8 @@ pub struct Resume {
     pub machine_id: [u8; 16],
     /// What `/proc/sys/kernel/random/boot_id` shows; likewise.
     pub boot_id: [u8; 16],
+    /// As [`Configure::max_processes`]; without one, what the saved machine had stays.
+    pub max_processes: Option<u32>,
 }
 
 /// What the guest cannot know by itself.
@@ -77,6 +79,8 @@ pub struct Configure {
     pub entropy: [u8; 32],
     /// The guest's host name: 1 to 64 bytes, letters, digits and hyphens.
     pub hostname: String,
+    /// Most processes and threads of all commands together, where that is fewer than go with the guest's memory.
+    pub max_processes: Option<u32>,
 }
 
 /// A command to start.
@@ -91,6 +95,10 @@ pub struct Spawn {
     /// Variables set over the agent's defaults (`PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `LANG`,
     /// and `TERM` with a terminal).
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Whether it has none of these defaults.
+    pub env_clear: bool,
+    /// Those of the defaults that it has not.
+    pub env_remove: Vec<Vec<u8>>,
     /// Working folder; the user's home when there is none.
     pub cwd: Option<Vec<u8>>,
     /// `USER[:GROUP]`, by name or number; the image's unprivileged user when there is none.
@@ -264,6 +272,8 @@ pub struct Exited {
     pub cpu_time_us: u64,
     /// How often a process could not be started while the command ran, since the guest had as many as it may.
     pub process_limit_hits: u32,
+    /// Most processes and threads that the command had at one time. The kernel counts one that could not be started, too.
+    pub peak_processes: u32,
     /// Bytes that all that was written takes, in the writable layer of the root, and bytes that are left there.
     pub disk_used_bytes: u64,
     /// See `disk_used_bytes`.
@@ -290,8 +300,8 @@ mod tests {
     /// Both sides of a snapshot may be built apart: whoever changes a message on purpose raises [`crate::VERSION`] and
     /// this table.
     #[test]
-    fn the_words_of_a_restore_have_the_bytes_that_version_9_gives_them() {
-        assert_eq!(crate::VERSION, 9);
+    fn the_words_have_the_bytes_that_version_10_gives_them() {
+        assert_eq!(crate::VERSION, 10);
         assert_eq!(bytes(&ToAgent::Gate), [9]);
         assert_eq!(
             bytes(&ToAgent::Freeze {
@@ -315,9 +325,57 @@ mod tests {
             hostname: "a".to_owned(),
             machine_id: [3; 16],
             boot_id: [4; 16],
+            max_processes: Some(7),
         });
-        let expected = [&[8, 1][..], &[2; 32], &[1, b'a'], &[3; 16], &[4; 16]].concat();
+        let expected = [
+            &[8, 1][..],
+            &[2; 32],
+            &[1, b'a'],
+            &[3; 16],
+            &[4; 16],
+            &[1, 7],
+        ]
+        .concat();
         assert_eq!(bytes(&resume), expected);
+        let configure = ToAgent::Configure(Configure {
+            realtime_ns: 1,
+            entropy: [2; 32],
+            hostname: "a".to_owned(),
+            max_processes: None,
+        });
+        let expected = [&[0, 1][..], &[2; 32], &[1, b'a', 0]].concat();
+        assert_eq!(bytes(&configure), expected);
+        let spawn = ToAgent::Spawn(Spawn {
+            command_id: 1,
+            program: b"p".to_vec(),
+            args: vec![b"a".to_vec()],
+            env: vec![(b"K".to_vec(), b"v".to_vec())],
+            env_clear: true,
+            env_remove: vec![b"R".to_vec()],
+            cwd: None,
+            user: None,
+            stdio: Stdio::Pipes { stdin: true },
+            file: None,
+        });
+        let expected = [
+            &[1, 1, 1, b'p', 1, 1, b'a', 1, 1, b'K', 1, b'v'][..],
+            &[1, 1, 1, b'R', 0, 0, 0, 1, 0],
+        ]
+        .concat();
+        assert_eq!(bytes(&spawn), expected);
+        let exited = FromAgent::Exited(Exited {
+            command_id: 1,
+            status: ExitStatus::Code(1),
+            oom_kills: 2,
+            peak_memory_bytes: 3,
+            cpu_time_us: 4,
+            process_limit_hits: 5,
+            peak_processes: 6,
+            disk_used_bytes: 7,
+            disk_free_bytes: 8,
+        });
+        // A signed number is in zigzag.
+        assert_eq!(bytes(&exited), [4, 1, 0, 2, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]
@@ -328,6 +386,7 @@ mod tests {
             hostname: "sandbox-1".to_owned(),
             machine_id: [0; 16],
             boot_id: [0; 16],
+            max_processes: Some(u32::MAX),
         }));
         for length in 0..whole.len() {
             postcard::from_bytes::<ToAgent>(&whole[..length]).unwrap_err();

@@ -1,6 +1,6 @@
 //! The asynchronous face, for programs on tokio (feature `tokio`): the same types over the same core, with futures in place of waits.
 //!
-//! A future that is dropped undoes what it was about: a start ends its sandbox, a spawn and an output kill their command.
+//! A future that is dropped undoes what it was about: a start ends its sandbox, and what starts a command, or has it, kills it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -94,26 +94,19 @@ impl Command {
     /// # Errors
     /// See [`SpawnError`].
     pub async fn output_async(&mut self) -> Result<Output, SpawnError> {
-        let mut child = self.spawn_async().await?;
-        child.stdin = None;
-        let limit_bytes = self.output_limit_bytes();
-        let first = match (child.terminal.take(), child.stdout.take()) {
-            (Some(terminal), _) => Some(terminal.into_async()),
-            (None, stdout) => stdout.map(ChildStdout::into_async),
-        };
-        let first = first.transpose().map_err(SpawnError::Output)?;
-        let second = child.stderr.take().map(ChildStderr::into_async);
-        let second = second.transpose().map_err(SpawnError::Output)?;
-        let (stdout, stderr) = tokio::join!(read(first, limit_bytes), read(second, limit_bytes));
-        let (stdout, stdout_truncated) = stdout.map_err(SpawnError::Output)?;
-        let (stderr, stderr_truncated) = stderr.map_err(SpawnError::Output)?;
-        Ok(Output {
-            completion: child.wait_async().await,
-            stdout,
-            stderr,
-            stdout_truncated,
-            stderr_truncated,
-        })
+        let child = self.spawn_async().await?;
+        let output = child.wait_with_output_async().await;
+        output.map_err(SpawnError::Output)
+    }
+
+    /// As [`Self::status`].
+    ///
+    /// # Errors
+    /// See [`SpawnError`].
+    pub async fn status_async(&mut self) -> Result<Completion, SpawnError> {
+        let child = self.spawn_async().await?;
+        let output = child.finish_async(0).await.map_err(SpawnError::Output)?;
+        Ok(output.completion)
     }
 }
 
@@ -122,6 +115,35 @@ impl Child {
     pub async fn wait_async(&mut self) -> Completion {
         self.stdin = None;
         changed(self.shared(), |_| self.try_wait()).await
+    }
+
+    /// As [`Self::wait_with_output`].
+    ///
+    /// # Errors
+    /// When a stream can't be read. The command is killed then.
+    pub async fn wait_with_output_async(self) -> io::Result<Output> {
+        let limit_bytes = self.output_limit_bytes();
+        self.finish_async(limit_bytes).await
+    }
+
+    async fn finish_async(mut self, limit_bytes: usize) -> io::Result<Output> {
+        self.stdin = None;
+        let first = match (self.terminal.take(), self.stdout.take()) {
+            (Some(terminal), _) => Some(terminal.into_async()),
+            (None, stdout) => stdout.map(ChildStdout::into_async),
+        };
+        let first = first.transpose()?;
+        let second = self.stderr.take().map(ChildStderr::into_async);
+        let second = second.transpose()?;
+        let (stdout, stderr) = tokio::join!(read(first, limit_bytes), read(second, limit_bytes));
+        let ((stdout, stdout_truncated), (stderr, stderr_truncated)) = (stdout?, stderr?);
+        Ok(Output {
+            completion: self.wait_async().await,
+            stdout,
+            stderr,
+            stdout_truncated,
+            stderr_truncated,
+        })
     }
 }
 

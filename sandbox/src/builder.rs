@@ -29,7 +29,26 @@ const THREAD_STACK_BYTES: usize = 512 << 10;
 /// The guest's host name where none was chosen; a fork's gets a suffix.
 pub(crate) const DEFAULT_HOSTNAME: &str = "sandvmm";
 
-/// What a sandbox is made from; all of it has defaults.
+/// What a sandbox is made from; all of it has defaults. What is impossible, alone or together, is refused when it starts.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # sandvmm::init();
+/// let sandbox = sandvmm::Sandbox::builder()
+///     .cpus(2)
+///     .memory_mib(512)
+///     .scratch_disk_mib(4096)
+///     .timeout(Some(Duration::from_secs(60)))
+///     .cpu_time(Some(Duration::from_secs(20)))
+///     .cpu_quota_percent(Some(150))
+///     .max_processes(Some(200))
+///     .start()?;
+/// let completion = sandbox.command("make").status()?;
+/// println!("{:?} met {:?}", completion.outcome, completion.limits_hit);
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct SandboxBuilder {
     kernel: Option<PathBuf>,
@@ -39,6 +58,8 @@ pub struct SandboxBuilder {
     memory_mib: u32,
     timeout: Option<Duration>,
     cpu_time: Option<Duration>,
+    cpu_quota_percent: Option<u32>,
+    max_processes: Option<u32>,
     events: Option<SyncSender<Event>>,
     hostname: Option<String>,
     program: Option<PathBuf>,
@@ -63,6 +84,8 @@ impl SandboxBuilder {
             memory_mib: 256,
             timeout: None,
             cpu_time: None,
+            cpu_quota_percent: None,
+            max_processes: None,
             events: None,
             hostname: None,
             program: None,
@@ -172,6 +195,25 @@ impl SandboxBuilder {
     #[must_use]
     pub fn cpu_time(mut self, limit: Option<Duration>) -> Self {
         self.cpu_time = limit;
+        self
+    }
+
+    /// The machine's share of the host's processors, in hundredths of one: with 50 it has half a processor, and waits when it has used that up
+    /// in a period of 100 ms ([`crate::Limit::CpuQuota`], [`crate::Usage::throttled`]). What serving the guest takes counts too, the boot
+    /// included, which takes longer by that. 1 to 100 for each of its processors and 100 more. It is kept by the control group of the machine's
+    /// process: one is required then, as by [`Self::require_cgroup`]. Default: `None`, all of its processors and one more.
+    #[must_use]
+    pub fn cpu_quota_percent(mut self, percent: Option<u32>) -> Self {
+        self.cpu_quota_percent = percent;
+        self
+    }
+
+    /// The most processes and threads of all commands together, those that read and write files and a warm interpreter's included: above, a
+    /// `fork` fails ([`crate::Limit::Processes`]). At least 1, and never more than go with the memory: one for 256 KiB, 4096 at most. Kept by the
+    /// guest's kernel. Default: `None`, what goes with the memory; in a fork, what the saved guest had.
+    #[must_use]
+    pub fn max_processes(mut self, count: Option<u32>) -> Self {
+        self.max_processes = count;
         self
     }
 

@@ -1,10 +1,13 @@
 //! A command that runs in a sandbox.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use protocol::message::{TerminalSize, ToAgent};
 
+use crate::capture::{Capture, capture};
+use crate::command::Output;
 use crate::error::SignalError;
 use crate::meter::Meter;
 use crate::outcome::Completion;
@@ -47,6 +50,7 @@ pub struct Child {
     id: u32,
     meter: Arc<Meter>,
     has_terminal: bool,
+    output_limit_bytes: usize,
     is_detached: bool,
 }
 
@@ -59,6 +63,7 @@ pub(crate) struct Detached {
     terminal: Option<ChildTerminal>,
     meter: Arc<Meter>,
     has_terminal: bool,
+    output_limit_bytes: usize,
 }
 
 impl Child {
@@ -67,6 +72,7 @@ impl Child {
         id: u32,
         meter: Arc<Meter>,
         has_terminal: bool,
+        output_limit_bytes: usize,
     ) -> Self {
         Self {
             stdin: None,
@@ -77,6 +83,7 @@ impl Child {
             id,
             meter,
             has_terminal,
+            output_limit_bytes,
             is_detached: false,
         }
     }
@@ -100,6 +107,7 @@ impl Child {
             terminal: self.terminal.take(),
             meter: Arc::clone(&self.meter),
             has_terminal: self.has_terminal,
+            output_limit_bytes: self.output_limit_bytes,
         };
         self.shared.keep(self.id, streams);
         self.is_detached = true;
@@ -107,7 +115,13 @@ impl Child {
     }
 
     pub(crate) fn attached(shared: &Arc<Shared>, id: u32, streams: Detached) -> Self {
-        let mut child = Self::new(shared, id, streams.meter, streams.has_terminal);
+        let mut child = Self::new(
+            shared,
+            id,
+            streams.meter,
+            streams.has_terminal,
+            streams.output_limit_bytes,
+        );
         child.stdin = streams.stdin;
         child.stdout = streams.stdout;
         child.stderr = streams.stderr;
@@ -182,6 +196,52 @@ impl Child {
     #[must_use]
     pub fn try_wait(&self) -> Option<Completion> {
         self.shared.try_done(self.id, &self.meter)
+    }
+
+    /// Closes standard input if it is still here, reads the streams that are still here to their ends, each as its bytes come, and waits.
+    /// [`Command::output_limit`](crate::Command::output_limit) bounds what is kept of each.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # sandvmm::init();
+    /// # let sandbox = sandvmm::Sandbox::builder().start()?;
+    /// let child = sandbox.command("uname").spawn()?;
+    /// assert_eq!(child.wait_with_output()?.stdout, b"Linux\n");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// When a stream can't be read. The command is killed then.
+    pub fn wait_with_output(self) -> io::Result<Output> {
+        let limit_bytes = self.output_limit_bytes;
+        self.finish(limit_bytes)
+    }
+
+    /// Likewise, within another limit.
+    pub(crate) fn finish(mut self, limit_bytes: usize) -> io::Result<Output> {
+        self.stdin = None;
+        let mut terminal = Capture::new(self.terminal.take(), limit_bytes);
+        let mut stdout = Capture::new(self.stdout.take(), limit_bytes);
+        let mut stderr = Capture::new(self.stderr.take(), limit_bytes);
+        capture(&mut [&mut terminal, &mut stdout, &mut stderr])?;
+        // There is one of both at most.
+        let shown = if self.has_terminal {
+            (terminal.bytes, terminal.truncated)
+        } else {
+            (stdout.bytes, stdout.truncated)
+        };
+        Ok(Output {
+            completion: self.wait(),
+            stdout: shown.0,
+            stderr: stderr.bytes,
+            stdout_truncated: shown.1,
+            stderr_truncated: stderr.truncated,
+        })
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn output_limit_bytes(&self) -> usize {
+        self.output_limit_bytes
     }
 
     fn tell(&self, message: &ToAgent) -> Result<(), SignalError> {

@@ -13,7 +13,6 @@ use protocol::message::{
     ToAgent,
 };
 
-use crate::capture::{Capture, capture};
 use crate::child::Child;
 use crate::error::SpawnError;
 use crate::limit::Limit;
@@ -52,12 +51,29 @@ impl Stdio {
 
 /// A command to run in a sandbox, built as [`std::process::Command`] is. Standard input is null unless said
 /// otherwise, standard output and error are piped.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # sandvmm::init();
+/// # let sandbox = sandvmm::Sandbox::builder().start()?;
+/// let output = sandbox
+///     .command("sh")
+///     .args(["-c", "echo $WHO in $(pwd); exit 3"])
+///     .env("WHO", "somebody")
+///     .current_dir("/tmp")
+///     .output()?;
+/// assert_eq!(output.stdout, b"somebody in /tmp\n");
+/// assert_eq!(output.completion.outcome, sandvmm::Outcome::Exited(3));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Command {
     shared: Arc<Shared>,
     program: OsString,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
+    env_clear: bool,
+    env_remove: Vec<OsString>,
     current_dir: Option<PathBuf>,
     user: Option<String>,
     stdin: Stdio,
@@ -80,6 +96,8 @@ impl Command {
             program: program.to_owned(),
             args: Vec::new(),
             env: Vec::new(),
+            env_clear: false,
+            env_remove: Vec::new(),
             current_dir: None,
             user: None,
             stdin: Stdio::null(),
@@ -142,6 +160,36 @@ impl Command {
         let key = key.as_ref();
         self.env.retain(|(known, _)| known != key);
         self.env.push((key.to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// Leaves a variable out, whether it was set here, is one of the guest's defaults ([`Self::env`]), or the sandbox's: a secret's
+    /// placeholder. Setting it afterwards brings it back.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # sandvmm::init();
+    /// # let sandbox = sandvmm::Sandbox::builder().start()?;
+    /// let mut command = sandbox.command("env");
+    /// command.env("A", "1").env("B", "2").env_remove("A").env_remove("LANG");
+    /// let output = command.output()?;
+    /// assert!(output.stdout.ends_with(b"B=2\n"));
+    /// # Ok(()) }
+    /// ```
+    pub fn env_remove(&mut self, key: impl AsRef<OsStr>) -> &mut Self {
+        let key = key.as_ref();
+        self.env.retain(|(known, _)| known != key);
+        self.env_remove.retain(|known| known != key);
+        self.env_remove.push(key.to_owned());
+        self
+    }
+
+    /// Leaves out all variables: those set here before, the guest's defaults, and the sandbox's. Those set afterwards are the only ones. The program
+    /// is looked for in the guest's usual `PATH` then, unless that is set.
+    pub fn env_clear(&mut self) -> &mut Self {
+        self.env.clear();
+        self.env_remove.clear();
+        self.env_clear = true;
         self
     }
 
@@ -265,7 +313,13 @@ impl Command {
             .map_err(SpawnError::from)?;
         let meter = Arc::new(Meter::new(&self.shared, id, self.max_output_bytes));
         // From here on, dropping the child forgets the command.
-        let mut child = Child::new(&self.shared, id, meter, self.terminal.is_some());
+        let mut child = Child::new(
+            &self.shared,
+            id,
+            meter,
+            self.terminal.is_some(),
+            self.output_limit_bytes,
+        );
         let mut streams = Vec::new();
         if self.terminal.is_some() {
             let end = open_stream(id, StreamKind::Terminal, &mut streams)?;
@@ -310,44 +364,49 @@ impl Command {
         egress.secret_names().find(is_set)
     }
 
-    #[cfg(feature = "tokio")]
-    pub(crate) fn output_limit_bytes(&self) -> usize {
-        self.output_limit_bytes
-    }
-
     /// Runs the command to its end and returns what it wrote. Standard input, if piped, ends at once.
     ///
     /// # Errors
     /// See [`SpawnError`].
     pub fn output(&mut self) -> Result<Output, SpawnError> {
-        let mut child = self.spawn()?;
-        child.stdin = None;
-        let limit_bytes = self.output_limit_bytes;
-        let mut stdout = match (child.terminal.take(), child.stdout.take()) {
-            (Some(terminal), _) => Capture::new(Some(terminal), limit_bytes),
-            (None, stdout) => return finish_pipes(child, stdout, limit_bytes),
-        };
-        capture(&mut [&mut stdout]).map_err(SpawnError::Output)?;
-        Ok(Output {
-            completion: child.wait(),
-            stdout: stdout.bytes,
-            stderr: Vec::new(),
-            stdout_truncated: stdout.truncated,
-            stderr_truncated: false,
-        })
+        self.spawn()?.wait_with_output().map_err(SpawnError::Output)
+    }
+
+    /// Runs the command to its end and says how it ended. What it writes is read and dropped, so that it never waits for a reader. Standard
+    /// input, if piped, ends at once.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # sandvmm::init();
+    /// # let sandbox = sandvmm::Sandbox::builder().start()?;
+    /// let completion = sandbox.command("make").arg("check").status()?;
+    /// assert!(completion.outcome.success());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`SpawnError`].
+    pub fn status(&mut self) -> Result<Completion, SpawnError> {
+        let output = self.spawn()?.finish(0).map_err(SpawnError::Output)?;
+        Ok(output.completion)
     }
 
     fn message(&self, command_id: u32) -> Spawn {
         let bytes = |text: &OsString| text.as_bytes().to_vec();
         // Those of the sandbox first: what was set for this command holds.
         let of_sandbox = self.shared.egress.as_ref().map(|egress| egress.variables());
+        let of_sandbox = of_sandbox.filter(|_| !self.env_clear);
         let of_sandbox = of_sandbox.unwrap_or_default().into_iter();
+        let is_own = |key: &str| {
+            let set = self.env.iter().map(|(known, _)| known);
+            set.chain(&self.env_remove).any(|known| known == key)
+        };
         Spawn {
             command_id,
             program: bytes(&self.program),
             args: self.args.iter().map(bytes).collect(),
             env: of_sandbox
-                .filter(|(key, _)| self.env.iter().all(|(known, _)| known != key.as_str()))
+                .filter(|(key, _)| !is_own(key))
                 .map(|(key, value)| (key.into_bytes(), value.into_bytes()))
                 .chain(
                     self.env
@@ -355,6 +414,8 @@ impl Command {
                         .map(|(key, value)| (bytes(key), bytes(value))),
                 )
                 .collect(),
+            env_clear: self.env_clear,
+            env_remove: self.env_remove.iter().map(bytes).collect(),
             cwd: self
                 .current_dir
                 .as_ref()
@@ -446,21 +507,4 @@ impl From<Refused> for SpawnError {
             }
         }
     }
-}
-
-fn finish_pipes(
-    mut child: Child,
-    stdout: Option<ChildStdout>,
-    limit_bytes: usize,
-) -> Result<Output, SpawnError> {
-    let mut stdout = Capture::new(stdout, limit_bytes);
-    let mut stderr = Capture::new(child.stderr.take(), limit_bytes);
-    capture(&mut [&mut stdout, &mut stderr]).map_err(SpawnError::Output)?;
-    Ok(Output {
-        completion: child.wait(),
-        stdout: stdout.bytes,
-        stderr: stderr.bytes,
-        stdout_truncated: stdout.truncated,
-        stderr_truncated: stderr.truncated,
-    })
 }

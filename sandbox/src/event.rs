@@ -156,6 +156,7 @@ impl EventKind {
                     "command": command, "outcome": outcome, "status": status,
                     "wall_us": micros(usage.wall), "cpu_time_us": micros(usage.cpu_time),
                     "peak_memory_bytes": usage.peak_memory_bytes, "oom_kills": usage.oom_kills,
+                    "peak_processes": usage.peak_processes, "throttled_us": micros(usage.throttled),
                     "disk_bytes": usage.disk_bytes,
                 });
                 ("command_ended", fields)

@@ -13,9 +13,12 @@ pub enum Limit {
     WallTime,
     /// The processor time of the machine's process ([`crate::SandboxBuilder::cpu_time`]). Kept outside the guest.
     CpuTime,
+    /// The machine's share of the host's processors ([`crate::SandboxBuilder::cpu_quota_percent`]): it waited for its next one. Kept outside
+    /// the guest.
+    CpuQuota,
     /// The guest's memory ([`crate::SandboxBuilder::memory_mib`]). The guest kills a process; what it is killed by is kept outside.
     Memory,
-    /// The guest's processes, which go with its memory: a `fork` failed. As the guest says.
+    /// The guest's processes ([`crate::SandboxBuilder::max_processes`], or what goes with its memory): a `fork` failed. As the guest says.
     Processes,
     /// The room for what is written: a write failed, or the next one will. As the guest says.
     Disk,
@@ -30,6 +33,7 @@ impl Limit {
         match self {
             Self::WallTime => "wall_time",
             Self::CpuTime => "cpu_time",
+            Self::CpuQuota => "cpu_quota",
             Self::Memory => "memory",
             Self::Processes => "processes",
             Self::Disk => "disk",
@@ -43,6 +47,7 @@ impl fmt::Display for Limit {
         formatter.write_str(match self {
             Self::WallTime => "time",
             Self::CpuTime => "processor time",
+            Self::CpuQuota => "share of the processors",
             Self::Memory => "memory",
             Self::Processes => "number of processes",
             Self::Disk => "room for files",
@@ -60,6 +65,7 @@ mod tests {
         for limit in [
             Limit::WallTime,
             Limit::CpuTime,
+            Limit::CpuQuota,
             Limit::Memory,
             Limit::Processes,
             Limit::Disk,

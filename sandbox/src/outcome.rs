@@ -92,8 +92,13 @@ pub struct Usage {
     pub peak_memory_bytes: u64,
     /// How often the guest killed one of the processes for lack of memory.
     pub oom_kills: u32,
+    /// Most processes and threads that there were at one time; where their ceiling was met, one that could not be started may be among them.
+    pub peak_processes: u32,
     /// From its start to its end, as seen from the host.
     pub wall: Duration,
+    /// How long the threads of the machine's process waited meanwhile, one beside the other, since its share of the processors
+    /// ([`crate::SandboxBuilder::cpu_quota_percent`]) was used up. As the host's kernel counts it.
+    pub throttled: Duration,
     /// Bytes written to its standard input or terminal from here. What went through a bare descriptor is not counted.
     pub bytes_in: u64,
     /// Bytes of its output that were read here, likewise.

@@ -33,7 +33,18 @@ use crate::template::Template;
 /// The interpreter of contexts, and the one that can be warmed.
 const PYTHON: &str = "python3";
 
-/// One virtual machine, ready for commands. Dropping it ends it: nothing is left.
+/// One virtual machine, ready for commands. Dropping it ends it: nothing is left. Threads may share it.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # sandvmm::init();
+/// let sandbox = sandvmm::Sandbox::builder().memory_mib(512).start()?;
+/// sandbox.write("in.csv", &b"1,2\n"[..])?;
+/// let output = sandbox.command("wc").arg("-c").arg("in.csv").output()?;
+/// assert_eq!(output.stdout, b"4 in.csv\n");
+/// assert!(sandbox.end().crash.is_none());
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Sandbox {
     shared: Arc<Shared>,

@@ -91,6 +91,20 @@ impl Launch {
 }
 
 /// A script that is open and known to be runnable.
+///
+/// ```
+/// use std::path::Path;
+/// use sandvmm::script::{Script, ScriptError};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let path = std::env::temp_dir().join(format!("{}.py", std::process::id()));
+/// std::fs::write(&path, "print(6 * 7)")?;
+/// let script = Script::open(&path)?;
+/// assert_eq!(script.command_line(Path::new("a.py")), ["python3", "a.py"]);
+/// assert!(matches!(Script::open(Path::new("/dev/null")), Err(ScriptError::NotAFile { .. })));
+/// # std::fs::remove_file(&path)?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Script {
     file: File,

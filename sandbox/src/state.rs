@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use jailer::Throttled;
 use protocol::frame;
 use protocol::message::{Exited, SpawnFailure};
 use vmm::control::Then;
@@ -77,8 +78,11 @@ pub(crate) enum Over {
 pub(crate) enum CommandState {
     /// The agent was asked.
     Starting,
-    /// It runs, since this time.
-    Running { started_ns: u64 },
+    /// It runs, since this time, before which the machine had waited so for its share of the processors.
+    Running {
+        started_ns: u64,
+        throttled_before: Throttled,
+    },
     /// It was not started.
     Failed(SpawnFailure, String),
     /// It ended.
@@ -241,10 +245,19 @@ impl State {
     }
 
     /// The agent says that a command runs. False if it was not asked to start it.
-    pub(crate) fn command_runs(&mut self, id: u32, warm: bool, now_ns: u64) -> bool {
+    pub(crate) fn command_runs(
+        &mut self,
+        id: u32,
+        warm: bool,
+        now_ns: u64,
+        throttled: Throttled,
+    ) -> bool {
         match self.commands.get_mut(&id) {
             Some(entry) if matches!(entry.state, CommandState::Starting) => {
-                entry.state = CommandState::Running { started_ns: now_ns };
+                entry.state = CommandState::Running {
+                    started_ns: now_ns,
+                    throttled_before: throttled,
+                };
                 entry.warm = warm;
                 self.clocks.command_started.get_or_insert(now_ns);
                 true
@@ -280,6 +293,7 @@ impl State {
         &mut self,
         exited: &Exited,
         now_ns: u64,
+        throttled: Throttled,
     ) -> Option<Vec<EventKind>> {
         let closing = match self.phase {
             Phase::Closing(limit) => Some(limit),
@@ -287,17 +301,24 @@ impl State {
         };
         let status = checked_status(exited.status)?;
         let entry = self.commands.get_mut(&exited.command_id)?;
-        let CommandState::Running { started_ns } = entry.state else {
+        let CommandState::Running {
+            started_ns,
+            throttled_before,
+        } = entry.state
+        else {
             return None;
         };
+        let throttled = throttled.since(throttled_before);
         let killed_for = closing.or(entry.exceeded);
         let command = exited.command_id;
-        let limits_hit = limits_hit(exited, killed_for);
+        let limits_hit = limits_hit(exited, throttled, killed_for);
         let outcome = outcome(status, exited.oom_kills, killed_for);
         let usage = Usage {
             cpu_time: Duration::from_micros(exited.cpu_time_us),
             peak_memory_bytes: exited.peak_memory_bytes,
             oom_kills: exited.oom_kills,
+            peak_processes: exited.peak_processes,
+            throttled: throttled.time,
             wall: Duration::from_nanos(now_ns.saturating_sub(started_ns)),
             disk_bytes: exited.disk_used_bytes,
             ..Usage::default()
@@ -348,8 +369,9 @@ fn checked_status(status: protocol::message::ExitStatus) -> Option<ExitStatus> {
 const DISK_IS_FULL_BYTES: u64 = 64 << 10;
 
 /// All ceilings that a command met, by the guest's word where that is all there is.
-fn limits_hit(exited: &Exited, killed_for: Option<Limit>) -> Vec<Limit> {
+fn limits_hit(exited: &Exited, throttled: Throttled, killed_for: Option<Limit>) -> Vec<Limit> {
     let hit = [
+        (throttled.periods > 0, Limit::CpuQuota),
         (exited.oom_kills > 0, Limit::Memory),
         (exited.process_limit_hits > 0, Limit::Processes),
         (exited.disk_free_bytes < DISK_IS_FULL_BYTES, Limit::Disk),

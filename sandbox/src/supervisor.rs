@@ -22,7 +22,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jailer::MachineProcess;
+use jailer::{MachineProcess, Throttled};
 use vmm::control::{ControlSocket, ToMachine};
 
 use crate::clock::{nanos, now_ns};
@@ -32,7 +32,7 @@ use crate::state::{Over, Phase, Request};
 use cpu_time::CpuTime;
 use deadlines::BOOT_LIMIT;
 use reason::{Reason, supervisor_failed};
-pub(crate) use start::Plan;
+pub(crate) use start::{GuestOptions, Plan};
 
 /// Most pieces read from the agent, or from the process's standard error, after the process is gone: more than
 /// a socket or pipe can hold.
@@ -50,13 +50,17 @@ struct Supervisor {
     agent: Option<ControlStream>,
     agent_has_ended: bool,
     discarded: Vec<OwnedFd>,
-    hostname: Option<String>,
+    guest: GuestOptions,
     /// Whether a restored guest was told what is new, and has not said yet that it took that.
     resuming: bool,
     deadline: Option<(u64, Duration)>,
     boot_deadline_ns: u64,
     closing_deadline_ns: Option<u64>,
     cpu_time: Option<CpuTime>,
+    /// Whether the machine's share of the processors was chosen.
+    has_cpu_quota: bool,
+    /// How it was held to that, once its process and control group are gone.
+    throttled_at_end: Option<Throttled>,
     agent_end_deadline_ns: Option<u64>,
 }
 
@@ -95,7 +99,7 @@ impl Supervisor {
         shared: &Arc<Shared>,
         socket: ControlSocket,
         process: MachineProcess,
-        hostname: Option<String>,
+        guest: GuestOptions,
         deadline: Option<(u64, Duration)>,
     ) -> Self {
         Self {
@@ -107,12 +111,14 @@ impl Supervisor {
             agent: None,
             agent_has_ended: false,
             discarded: Vec::new(),
-            hostname,
+            guest,
             resuming: false,
             deadline,
             boot_deadline_ns: now_ns().saturating_add(nanos(BOOT_LIMIT)),
             closing_deadline_ns: None,
             cpu_time: None,
+            has_cpu_quota: false,
+            throttled_at_end: None,
             agent_end_deadline_ns: None,
         }
     }
@@ -124,6 +130,7 @@ impl Supervisor {
                 break reason;
             }
         };
+        self.throttled_at_end = Some(self.throttled());
         self.process.end();
         // What the machine passed on before its end is in our socket: a command that has ended has ended, and a
         // guest that could not be used said why before its kernel panicked over it.

@@ -3,9 +3,10 @@
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use sandvmm::{Outcome, Stdio};
+use sandvmm::{Limit, Outcome, Sandbox, Stdio, Template};
+use sandvmm_tests::HUNG_AFTER;
 
-use crate::{Test, machine, machine_with, printed};
+use crate::{Test, machine, machine_with, printed, text};
 
 pub(crate) const TESTS: &[Test] = &[
     (
@@ -21,6 +22,14 @@ pub(crate) const TESTS: &[Test] = &[
         ended_tree,
     ),
     ("a_detached_command_goes_on_and_is_attached_again", detached),
+    (
+        "a_ceiling_of_processes_is_kept_and_named_and_stays_in_forks",
+        few_processes,
+    ),
+    (
+        "variables_are_left_out_and_a_status_drops_what_is_written",
+        left_out,
+    ),
 ];
 
 /// More commands than there are streams that may wait for theirs in the guest.
@@ -179,4 +188,77 @@ fn detached() {
     );
     assert_eq!(text, "first\nsecond\n");
     assert_eq!(child.wait().outcome, Outcome::Exited(4));
+}
+
+/// Starts processes that wait for a writer of a pipe until one can't be started, and says how many there were.
+const BOMB: &str =
+    "mkfifo pipe; n=0; trap 'echo $n' EXIT; while :; do (read line < pipe) & n=$((n+1)); done";
+
+/// What the guest's kernel has been told.
+const BOUND: &str = "cat /sys/fs/cgroup/workload/pids.max";
+
+fn few_processes() {
+    let builder = Sandbox::builder().timeout(Some(HUNG_AFTER));
+    let sandbox = builder.max_processes(Some(20)).start().unwrap();
+
+    let bomb = sandbox.command("sh").args(["-c", BOMB]).output().unwrap();
+
+    assert_eq!(bomb.completion.outcome, Outcome::Exited(2), "{bomb:?}");
+    assert_eq!(bomb.completion.limits_hit, [Limit::Processes], "{bomb:?}");
+    // The kernel counts the one that it refuses.
+    let peak = bomb.completion.usage.peak_processes;
+    assert!((20..=21).contains(&peak), "{bomb:?}");
+    // The shell itself is one of them.
+    assert_eq!(text(&bomb), "19\n");
+    let next = sandbox.command("true").status().unwrap();
+    assert!(next.outcome.success() && next.limits_hit.is_empty());
+
+    let fork = sandbox.fork(1).unwrap().remove(0);
+    assert_eq!(printed(&fork, "sh", BOUND), "20\n");
+    drop(fork);
+    let name = format!("few-{}", std::process::id());
+    let template = sandbox.snapshot(&name).unwrap();
+    let fork = template.sandbox().max_processes(Some(10)).start().unwrap();
+    assert_eq!(printed(&fork, "sh", BOUND), "10\n");
+    drop(fork);
+    Template::remove(&name).unwrap();
+}
+
+fn left_out() {
+    let sandbox = machine();
+
+    let cleared = sandbox
+        .command("env")
+        .env("A", "1")
+        .env_clear()
+        .env("B", "2")
+        .output()
+        .unwrap();
+    let removed = sandbox
+        .command("env")
+        .env("A", "1")
+        .env_remove("A")
+        .env_remove("LANG")
+        .output()
+        .unwrap();
+    let loud = "head -c 8M /dev/zero; head -c 8M /dev/zero >&2; exit 3";
+    let status = sandbox.command("sh").args(["-c", loud]).status().unwrap();
+    let mut command = sandbox.command("sh");
+    let child = command.args(["-c", "echo out; exit 4"]).spawn();
+    let output = child.unwrap().wait_with_output().unwrap();
+
+    assert_eq!(text(&cleared), "B=2\n");
+    let removed = text(&removed);
+    assert!(
+        removed.contains("PATH=") && removed.contains("HOME="),
+        "{removed}"
+    );
+    assert!(
+        !removed.contains("A=1") && !removed.contains("LANG="),
+        "{removed}"
+    );
+    assert_eq!(status.outcome, Outcome::Exited(3));
+    assert_eq!(status.usage.bytes_out, 16 << 20);
+    assert_eq!(output.completion.outcome, Outcome::Exited(4));
+    assert_eq!(output.stdout, b"out\n");
 }

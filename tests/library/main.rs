@@ -18,6 +18,7 @@ mod load;
 mod python;
 mod reports;
 mod template;
+mod trees;
 mod watch;
 
 use std::process::ExitCode;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
             load::TESTS,
             python::TESTS,
             reports::TESTS,
+            trees::TESTS,
             watch::TESTS,
         ]
         .concat(),

@@ -62,6 +62,74 @@ fn a_fork_bomb_hits_its_limit_and_the_status_still_comes() {
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
+fn fewer_processes_are_had_where_fewer_are_asked_for() {
+    let program = "mkfifo pipe; while :; do (read line < pipe) & done";
+    let args = ["--json", "--timeout", "120s", "--max-processes", "12"];
+
+    let ran = run(args).args(["--", "sh", "-c", program]).done().json();
+
+    assert_eq!(ran["limits_hit"], serde_json::json!(["processes"]), "{ran}");
+    // The kernel counts the one that it refuses.
+    let peak = ran["usage"]["peak_processes"].as_u64().unwrap();
+    assert!((12..=13).contains(&peak), "{ran}");
+}
+
+/// Half a processor: a boot takes twice as long.
+const HALF: [&str; 5] = ["--json", "--timeout", "200s", "--cpu-quota", "50%"];
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn a_share_of_the_processors_is_kept_and_named() {
+    let busy = "import time
+end = time.monotonic() + 8
+while time.monotonic() < end: pass";
+    let idle = "import time; time.sleep(1)";
+
+    let held = run(HALF).args(["-c", busy]).done().expect(0).json();
+    let free = run(["--json", "-c", idle]).done().expect(0).json();
+
+    assert_eq!(
+        held["limits_hit"],
+        serde_json::json!(["cpu_quota"]),
+        "{held}"
+    );
+    let micros = |field: &str| held["usage"][field].as_u64().unwrap();
+    // One thread that wants a whole processor waits for half of the time, as the host's kernel counts it.
+    assert!(micros("throttled_us") > micros("wall_us") / 4, "{held}");
+    assert_eq!(free["limits_hit"], serde_json::json!([]), "{free}");
+    assert_eq!(free["usage"]["throttled_us"], 0, "{free}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn nothing_runs_without_what_keeps_its_share_of_the_processors() {
+    // No control groups where there is no file system of them.
+    let hidden =
+        "umount -R /sys/fs/cgroup 2> /dev/null || umount -l /sys/fs/cgroup; exec sandvmm \"$@\"";
+    let without = |args: &[&str]| {
+        std::process::Command::new("unshare")
+            .args(["--mount", "sh", "-c", hidden, "sh", "run", "--json"])
+            .args(args)
+            .args(["--", "true"])
+            .output()
+            .unwrap()
+    };
+
+    let refused = without(&["--cpu-quota", "50%"]);
+    let plain = without(&[]);
+
+    let object = |output: &std::process::Output| -> serde_json::Value {
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    assert_eq!(refused.status.code(), Some(125), "{refused:?}");
+    let message = object(&refused)["message"].to_string();
+    assert!(message.contains("control group"), "{message}");
+    assert_eq!(plain.status.code(), Some(0), "{plain:?}");
+    assert!(object(&plain)["cell"]["cgroup"].is_null(), "{plain:?}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
 fn filling_the_disk_is_an_error_to_the_program_that_does_it() {
     let program = "import errno
 try:

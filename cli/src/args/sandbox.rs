@@ -6,8 +6,11 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use super::{MachineArgs, NetworkArgs, parse_name};
-use crate::quantity::{Timeout, parse_disk_mib};
+use crate::quantity::{Timeout, number, parse_disk_mib, parse_share_percent};
 use crate::run::{Copy, HostFunction};
+
+/// What a guest has at most, however much memory is in it.
+const MAX_PROCESSES: u32 = 4096;
 
 /// The sandbox that `run` and `start` make.
 #[derive(Debug, Clone, Args)]
@@ -15,6 +18,14 @@ pub(crate) struct SandboxArgs {
     /// Most processor time of the machine's process, boot included, for example 10s; 0 for no bound
     #[arg(long, value_name = "DURATION", default_value = "0", allow_hyphen_values = true, value_parser = Timeout::parse)]
     pub(crate) cpu_time: Timeout,
+    /// The machine's share of the host's processors in percent of one, for example 50% or 150%; serving it counts too, the boot
+    /// included. It needs a control group, and nothing runs without [default: all of its processors and one more]
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, value_parser = parse_share_percent)]
+    pub(crate) cpu_quota: Option<u32>,
+    /// Most processes and threads in the guest at one time [default: one for 256 KiB of memory, 4096 at most; no more than that is
+    /// possible]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = number::<u32>(1..=MAX_PROCESSES))]
+    pub(crate) max_processes: Option<u32>,
     /// Write what happens in the sandbox to FILE as it happens, one JSON object a line
     #[arg(long, value_name = "FILE")]
     pub(crate) events: Option<PathBuf>,

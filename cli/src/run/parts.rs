@@ -34,7 +34,11 @@ pub(crate) fn parts(
 ) -> Result<Parts, Verdict> {
     let (builder, path) = template::choose(args, is_silent, called_at)
         .map_err(|error| Verdict::failed(FAILED, Failure::Start, notice::sentence(&error)))?;
-    let mut builder = builder.timeout(timeout).cpu_time(args.cpu_time.0);
+    let mut builder = builder
+        .timeout(timeout)
+        .cpu_time(args.cpu_time.0)
+        .cpu_quota_percent(args.cpu_quota)
+        .max_processes(args.max_processes);
     let mut events = None;
     if let Some(path) = &args.events {
         let (sender, writer) = Writer::start(path).map_err(|error| {

@@ -106,6 +106,8 @@ struct UsageReport {
     peak_memory_bytes: u64,
     cpu_time_us: u64,
     oom_kills: u32,
+    peak_processes: u32,
+    throttled_us: u64,
     wall_us: u64,
     bytes_in: u64,
     bytes_out: u64,
@@ -118,6 +120,8 @@ impl From<Usage> for UsageReport {
             peak_memory_bytes: usage.peak_memory_bytes,
             cpu_time_us: u64::try_from(usage.cpu_time.as_micros()).unwrap_or(u64::MAX),
             oom_kills: usage.oom_kills,
+            peak_processes: usage.peak_processes,
+            throttled_us: u64::try_from(usage.throttled.as_micros()).unwrap_or(u64::MAX),
             wall_us: u64::try_from(usage.wall.as_micros()).unwrap_or(u64::MAX),
             bytes_in: usage.bytes_in,
             bytes_out: usage.bytes_out,
@@ -258,8 +262,8 @@ mod tests {
                     "exited_us": null, "gone_us": null
                 },
                 "usage": {
-                    "peak_memory_bytes": 0, "cpu_time_us": 0, "oom_kills": 0, "wall_us": 0, "bytes_in": 0,
-                    "bytes_out": 0, "disk_bytes": 0
+                    "peak_memory_bytes": 0, "cpu_time_us": 0, "oom_kills": 0, "peak_processes": 0, "throttled_us": 0,
+                    "wall_us": 0, "bytes_in": 0, "bytes_out": 0, "disk_bytes": 0
                 },
                 "limits_hit": [],
                 "cell": null, "egress": null, "template": null, "path_reason": null, "warm": false

@@ -375,6 +375,7 @@ impl Agent {
             peak_memory_bytes: usage.peak_memory_bytes,
             cpu_time_us: usage.cpu_time_us,
             process_limit_hits: usage.process_limit_hits,
+            peak_processes: usage.peak_processes,
             disk_used_bytes,
             disk_free_bytes,
         }))?;

@@ -152,6 +152,7 @@ impl Agent {
             ..resume.clone()
         };
         (self.renew)(&resume)?;
+        self.bound_processes(resume.max_processes)?;
         self.control.send(&FromAgent::Resumed)?;
         self.workload.thaw()?;
         self.end_late_files(Instant::now());

@@ -9,7 +9,7 @@ use protocol::file::{FileFailure, FileKind, FileMetadata, MODE_BITS};
 use super::failed;
 
 /// Nanoseconds in a second.
-const SECOND_NS: i64 = 1_000_000_000;
+pub(super) const SECOND_NS: i64 = 1_000_000_000;
 
 /// What is at `path`; a symbolic link is not followed.
 pub(super) fn of(path: &Path) -> Result<FileMetadata, FileFailure> {

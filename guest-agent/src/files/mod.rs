@@ -47,7 +47,9 @@ pub fn serve(stream: &File, request: &FileRequest, prepared: Result<User, Failur
         ),
         FileOperation::Remove => answer(stream, folder::remove(&path)),
         FileOperation::ReadTree => tree::send(stream, &path),
-        FileOperation::WriteTree => answer(stream, tree::receive(stream, &path)),
+        FileOperation::WriteTree { keep_owners } => {
+            answer(stream, tree::receive(stream, &path, *keep_owners));
+        }
         FileOperation::Watch => watch::send(stream, &path),
         _ => answer(
             stream,

@@ -2,7 +2,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -305,9 +305,9 @@ fn a_tree_that_was_read_can_be_written_again() {
             }
         }
     };
-    ask(home.path(), b"x/to", FileOperation::WriteTree, copy)
-        .0
-        .unwrap();
+    // Who may not give files away keeps them: it is no failure.
+    let write = FileOperation::WriteTree { keep_owners: true };
+    ask(home.path(), b"x/to", write, copy).0.unwrap();
 
     let to = home.path().join("x/to");
     assert_eq!(fs::read(to.join("link")).unwrap(), vec![3; 100_000]);
@@ -321,10 +321,62 @@ fn a_tree_that_was_read_can_be_written_again() {
     );
     assert!(to.join("empty").is_dir());
     let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+    for path in ["deep/er/file", "deep", "."] {
+        assert_eq!(modified(&to.join(path)), modified(&from.join(path)));
+    }
+    let link = |tree: &Path| fs::symlink_metadata(tree.join("link")).unwrap();
     assert_eq!(
-        modified(&to.join("deep/er/file")),
-        modified(&from.join("deep/er/file"))
+        link(&to).modified().unwrap(),
+        link(&from).modified().unwrap()
     );
+}
+
+/// Writes a file with a set-user bit, a link and a folder of another user, and gives the owners and the mode that came of it.
+fn written_owners(keep_owners: bool) -> ([(u32, u32); 3], u32) {
+    let home = tempfile::tempdir().unwrap();
+    let send = |host: &mut UnixStream| {
+        let file = TreeNode::File { bytes: 1 };
+        let link = TreeNode::Link {
+            target: b"file".to_vec(),
+        };
+        for (path, node) in [("", TreeNode::Folder), ("file", file), ("link", link)] {
+            let has_content = matches!(node, TreeNode::File { .. });
+            let entry = TreeItem::Entry {
+                path: path.into(),
+                node,
+                mode: 0o4755,
+                uid: 4321,
+                gid: 1234,
+                modified_ns: 0,
+            };
+            frame::write(host, &entry, MAX_TO_AGENT_BYTES).unwrap();
+            if has_content {
+                send_content(host, b"x");
+            }
+        }
+        frame::write(host, &TreeItem::End, MAX_TO_AGENT_BYTES).unwrap();
+    };
+    let write = FileOperation::WriteTree { keep_owners };
+    ask(home.path(), b"to", write, send).0.unwrap();
+    let to = home.path().join("to");
+    let owner = |path: &Path| {
+        let found = fs::symlink_metadata(path).unwrap();
+        (found.uid(), found.gid())
+    };
+    let owners = [owner(&to), owner(&to.join("file")), owner(&to.join("link"))];
+    (owners, mode(&to.join("file")))
+}
+
+#[test]
+fn owners_are_kept_where_that_is_asked_for_and_the_user_may() {
+    let own = (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    let kept = if own.0 == 0 { (4321, 1234) } else { own };
+
+    assert_eq!(written_owners(true), ([kept; 3], 0o4755));
+    assert_eq!(written_owners(false), ([own; 3], 0o4755));
 }
 
 #[test]
@@ -336,21 +388,24 @@ fn a_tree_stays_beneath_its_root() {
                 path: Vec::new(),
                 node: TreeNode::Folder,
                 mode: 0o755,
+                uid: 0,
+                gid: 0,
                 modified_ns: 0,
             };
             let entry = TreeItem::Entry {
                 path: path.into(),
                 node: TreeNode::Folder,
                 mode: 0o755,
+                uid: 0,
+                gid: 0,
                 modified_ns: 0,
             };
             for item in [root, entry, TreeItem::End] {
                 let _ = frame::write(host, &item, MAX_TO_AGENT_BYTES);
             }
         };
-        ask(home.path(), b"root", FileOperation::WriteTree, send)
-            .0
-            .unwrap_err();
+        let write = FileOperation::WriteTree { keep_owners: false };
+        ask(home.path(), b"root", write, send).0.unwrap_err();
     }
     assert!(!home.path().join("x").exists());
 }

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown, lchown, symlink};
 use std::path::{Component, Path, PathBuf};
 
 use protocol::content::ContentReader;
@@ -12,11 +12,15 @@ use protocol::file::{
     FileAnswer, FileDone, FileFailure, FileKind, MODE_BITS, TreeItem, TreeNode, time,
 };
 use protocol::frame::{self, MAX_TO_AGENT_BYTES};
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, utimensat};
 
+use super::metadata::SECOND_NS;
 use super::{answer, at, failed, metadata, other, read, say, write, wrong_kind};
 use crate::limits::MAX_PATH_BYTES;
 use crate::program::quoted;
+
+/// What could not be done, in the words of a failure.
+const ATTRIBUTES: &str = "given its owner, mode and time";
 
 /// Answers, then sends the tree whose root is `path`: its folders before what is in them. Links are sent as links.
 pub(super) fn send(stream: &File, path: &Path) {
@@ -83,6 +87,8 @@ fn send_all(stream: &File, root: &Path) -> Result<(), FileFailure> {
             path: inner.as_os_str().as_bytes().to_vec(),
             node,
             mode: found.mode,
+            uid: found.uid,
+            gid: found.gid,
             modified_ns: found.modified_ns,
         };
         let gone = |error: io::Error| other(format!("The host takes no more: {error}"));
@@ -94,23 +100,80 @@ fn send_all(stream: &File, root: &Path) -> Result<(), FileFailure> {
     Ok(())
 }
 
-/// Makes the tree that the host sends at `root`.
-pub(super) fn receive(mut stream: &File, root: &Path) -> Result<FileDone, FileFailure> {
+/// What a copy has of the original beside its content.
+struct Attributes {
+    mode: u32,
+    /// User and group, where they are kept.
+    owner: Option<(u32, u32)>,
+    modified_ns: i64,
+}
+
+impl Attributes {
+    fn give(&self, file: &File) -> io::Result<()> {
+        if let Some((uid, gid)) = self.owner {
+            as_far_as_may_be(fchown(file, Some(uid), Some(gid)))?;
+        }
+        // Another owner takes set-user and set-group bits away (chown(2)).
+        file.set_permissions(Permissions::from_mode(self.mode & MODE_BITS))?;
+        file.set_times(FileTimes::new().set_modified(time(self.modified_ns)))
+    }
+
+    /// A link has no mode.
+    fn give_link(&self, path: &Path) -> io::Result<()> {
+        if let Some((uid, gid)) = self.owner {
+            as_far_as_may_be(lchown(path, Some(uid), Some(gid)))?;
+        }
+        let modified = Timespec {
+            tv_sec: self.modified_ns.div_euclid(SECOND_NS),
+            tv_nsec: self.modified_ns.rem_euclid(SECOND_NS),
+        };
+        let times = Timestamps {
+            last_access: modified,
+            last_modification: modified,
+        };
+        Ok(utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+}
+
+/// Who may not give a file away keeps it.
+fn as_far_as_may_be(given: io::Result<()>) -> io::Result<()> {
+    match given {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        given => given,
+    }
+}
+
+/// Makes the tree that the host sends at `root`; the owners of its entries are kept where that is asked for and the user may.
+pub(super) fn receive(
+    mut stream: &File,
+    root: &Path,
+    keep_owners: bool,
+) -> Result<FileDone, FileFailure> {
     if let Some(folder) = root.parent() {
         fs::create_dir_all(folder).map_err(failed("written", root))?;
     }
-    // The times and modes of folders are set once nothing more comes into them.
+    // Folders get theirs once nothing more comes into them.
     let mut folders = Vec::new();
     loop {
         let item: TreeItem = frame::read(&mut stream, MAX_TO_AGENT_BYTES)
             .map_err(|error| other(format!("The tree broke off: {error}")))?;
-        let (path, node, mode, modified_ns) = match item {
+        let (path, node, attributes) = match item {
             TreeItem::Entry {
                 path,
                 node,
                 mode,
+                uid,
+                gid,
                 modified_ns,
-            } => (path, node, mode, modified_ns),
+            } => {
+                let owner = keep_owners.then_some((uid, gid));
+                let attributes = Attributes {
+                    mode,
+                    owner,
+                    modified_ns,
+                };
+                (path, node, attributes)
+            }
             TreeItem::End => break,
             TreeItem::Failed(failure) => return Err(failure),
         };
@@ -118,17 +181,18 @@ pub(super) fn receive(mut stream: &File, root: &Path) -> Result<FileDone, FileFa
         match node {
             TreeNode::Folder => {
                 super::folder::make(&path)?;
-                folders.push((path, mode, modified_ns));
+                folders.push((path, attributes));
             }
             TreeNode::File { .. } => {
-                let file = write::replace(&path, mode, ContentReader::new(stream))?;
-                file.set_times(FileTimes::new().set_modified(time(modified_ns)))
-                    .map_err(failed("given its time", &path))?;
+                let file = write::replace(&path, attributes.mode, ContentReader::new(stream))?;
+                attributes.give(&file).map_err(failed(ATTRIBUTES, &path))?;
             }
             TreeNode::Link { target } => {
                 let _ = fs::remove_file(&path);
-                std::os::unix::fs::symlink(OsStr::from_bytes(&target), &path)
-                    .map_err(failed("made", &path))?;
+                symlink(OsStr::from_bytes(&target), &path).map_err(failed("made", &path))?;
+                attributes
+                    .give_link(&path)
+                    .map_err(failed(ATTRIBUTES, &path))?;
             }
             TreeNode::Special => {
                 return Err(wrong_kind(format!(
@@ -138,17 +202,14 @@ pub(super) fn receive(mut stream: &File, root: &Path) -> Result<FileDone, FileFa
             }
         }
     }
-    for (path, mode, modified_ns) in folders.into_iter().rev() {
+    for (path, attributes) in folders.into_iter().rev() {
         // What a program has put in its place, a pipe above all, is not waited for.
         OpenOptions::new()
             .read(true)
             .custom_flags(OFlags::DIRECTORY.bits().cast_signed())
             .open(&path)
-            .and_then(|folder| {
-                folder.set_times(FileTimes::new().set_modified(time(modified_ns)))?;
-                folder.set_permissions(Permissions::from_mode(mode & MODE_BITS))
-            })
-            .map_err(failed("given its mode and time", &path))?;
+            .and_then(|folder| attributes.give(&folder))
+            .map_err(failed(ATTRIBUTES, &path))?;
     }
     Ok(at(root))
 }

@@ -21,6 +21,9 @@ use sandvmm_guest_agent::cgroup::Workload;
 /// Longest wait for any answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 
+/// What the host lets the guest have, fewer than go with its memory.
+pub(crate) const MAX_PROCESSES: u32 = 100;
+
 /// While it is there, stages are held.
 const HOLD_FILE: &str = "hold";
 
@@ -68,6 +71,7 @@ impl Host {
             realtime_ns: 0,
             entropy: [0; 32],
             hostname: "box".into(),
+            max_processes: Some(MAX_PROCESSES),
         };
         frame::write(
             &mut control,
@@ -81,6 +85,11 @@ impl Host {
             next_id: 1,
             folder,
         }
+    }
+
+    /// The workload's bound on processes.
+    pub(crate) fn pids_max(&self) -> String {
+        fs::read_to_string(self.folder.path().join("workload/pids.max")).unwrap()
     }
 
     /// Whether stages from now on stand before their first step, as one does that was stopped.
@@ -127,6 +136,8 @@ impl Host {
                 .map(|argument| argument.as_bytes().to_vec())
                 .collect(),
             env: vec![(b"PATH".to_vec(), b"/usr/bin:/bin".to_vec())],
+            env_clear: false,
+            env_remove: Vec::new(),
             cwd: Some(b"/".to_vec()),
             user: Some(format!("{uid}:{gid}")),
             stdio: Stdio::Pipes { stdin: false },

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use protocol::message::{ExitStatus, SpawnFailure, ToAgent};
 
-use crate::host::host;
+use crate::host::{MAX_PROCESSES, host};
 
 #[test]
 fn a_command_runs_and_its_output_and_status_come_back() {
@@ -19,6 +19,31 @@ fn a_command_runs_and_its_output_and_status_come_back() {
         (status, out.as_str(), err.as_str()),
         (ExitStatus::Code(7), "out", "err")
     );
+}
+
+#[test]
+fn a_ceiling_of_processes_holds_before_the_first_command_runs() {
+    let mut host = host();
+
+    let (status, ..) = host.sh("exit 3");
+
+    assert_eq!(status, ExitStatus::Code(3));
+    assert_eq!(host.pids_max(), MAX_PROCESSES.to_string());
+}
+
+#[test]
+fn a_command_without_variables_is_found_where_programs_are() {
+    let mut host = host();
+    let mut spawn = host.spawn("env", &[]);
+    spawn.env = vec![(b"X".to_vec(), b"1".to_vec())];
+    spawn.env_clear = true;
+    let running = host.start(&spawn);
+    host.next();
+
+    let (out, _) = running.output();
+    assert_eq!(host.exited(running.id), ExitStatus::Code(0));
+
+    assert_eq!(out, "X=1\n");
 }
 
 #[test]

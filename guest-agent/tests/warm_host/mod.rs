@@ -198,6 +198,7 @@ impl Host {
             realtime_ns: 0,
             entropy: [0; 32],
             hostname: "box".into(),
+            max_processes: None,
         }));
         host
     }
@@ -241,6 +242,8 @@ impl Host {
                 .iter()
                 .map(|(name, value)| (bytes(name), bytes(value)))
                 .collect(),
+            env_clear: false,
+            env_remove: Vec::new(),
             cwd: Some(folder.into_os_string().into_encoded_bytes()),
             user: Some(own_user()),
             stdio,

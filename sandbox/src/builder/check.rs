@@ -64,6 +64,26 @@ impl SandboxBuilder {
                     .to_owned(),
             );
         }
+        if let Some(percent) = self.cpu_quota_percent {
+            let most = 100 * (u32::from(self.cpus) + 1);
+            if !(1..=most).contains(&percent) {
+                return invalid(format!(
+                    "A share of {percent} % of a processor is not possible: 1 to {most} % are, for a machine with {} processors",
+                    self.cpus
+                ));
+            }
+            if self.leave_out.contains(jailer::Part::Cgroup) {
+                return invalid(
+                    "A share of the processors is kept by a control group, which is left out of the cell".to_owned(),
+                );
+            }
+        }
+        if self.max_processes == Some(0) {
+            return invalid(
+                "Nothing runs without a process: give none for what goes with the memory"
+                    .to_owned(),
+            );
+        }
         let hostname = self.hostname.as_deref().unwrap_or(DEFAULT_HOSTNAME);
         let name = hostname.as_bytes();
         let is_name = (1..=MAX_HOSTNAME_BYTES).contains(&name.len())
@@ -142,6 +162,28 @@ mod tests {
             sentence.contains("either required or left out"),
             "{sentence}"
         );
+    }
+
+    #[test]
+    fn a_share_of_the_processors_that_none_can_have_is_refused() {
+        for percent in [0, 301, u32::MAX] {
+            let builder = Sandbox::builder().cpus(2);
+            let sentence = refused(builder.cpu_quota_percent(Some(percent)));
+            assert!(sentence.contains("1 to 300 % are"), "{sentence}");
+        }
+        for percent in [1, 300] {
+            let builder = Sandbox::builder().cpus(2).cpu_quota_percent(Some(percent));
+            builder.check_options().unwrap();
+        }
+        let builder = Sandbox::builder().cpu_quota_percent(Some(50));
+        let sentence = refused(builder.dangerously_leave_out(jailer::Part::Cgroup));
+        assert!(sentence.contains("kept by a control group"), "{sentence}");
+    }
+
+    #[test]
+    fn no_process_at_all_is_refused() {
+        let sentence = refused(Sandbox::builder().max_processes(Some(0)));
+        assert!(sentence.contains("without a process"), "{sentence}");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::program;
 use crate::randomness::random_bytes;
 use crate::sandbox::Origin;
 use crate::scratch;
-use crate::supervisor::Plan;
+use crate::supervisor::{GuestOptions, Plan};
 use crate::template::ForkFiles;
 
 /// What the guest's kernel prints: panics and errors alone, since each byte costs time; or all of it, when
@@ -92,7 +92,9 @@ impl SandboxBuilder {
         }
         let cell = jailer::Options {
             leave_out: self.leave_out,
-            require_cgroup: self.require_cgroup,
+            // Nothing else keeps a share.
+            require_cgroup: self.require_cgroup || self.cpu_quota_percent.is_some(),
+            cpu_quota_percent: self.cpu_quota_percent,
             devices,
             ..jailer::Options::new(jailer::Bounds {
                 memory_mib: self.memory_mib,
@@ -105,7 +107,10 @@ impl SandboxBuilder {
             cell,
             order: machine.order,
             descriptors,
-            hostname: self.hostname,
+            guest: GuestOptions {
+                hostname: self.hostname,
+                max_processes: self.max_processes,
+            },
             deadline: self
                 .timeout
                 .map(|timeout| (now_ns.saturating_add(nanos(timeout)), timeout)),

@@ -92,6 +92,8 @@ impl<'a> Source<'a> {
                 path: inner.as_os_str().as_bytes().to_vec(),
                 node,
                 mode: found.mode() & MODE_BITS,
+                uid: found.uid(),
+                gid: found.gid(),
                 modified_ns: found
                     .mtime()
                     .saturating_mul(1_000_000_000)

@@ -8,7 +8,7 @@ use protocol::file::{TreeItem, TreeNode};
 use protocol::frame::MAX_FROM_AGENT_BYTES;
 
 use super::exchange::Exchange;
-use super::extract::{Extraction, Place};
+use super::extract::{Attributes, Extraction, Place};
 use super::hostile;
 use super::metadata::is_name;
 use crate::error::FileError;
@@ -88,19 +88,30 @@ pub(super) fn receive(
     from: &Path,
     to: &Path,
     limits: CopyLimits,
+    keep_owners: bool,
 ) -> Result<CopiedOut, FileError> {
     let mut copied = CopiedOut::default();
     let mut extraction = Extraction::begin(to)?;
     let mut entries = 0;
     loop {
         let item: TreeItem = exchange.receive(MAX_FROM_AGENT_BYTES)?;
-        let (path, node, mode, modified_ns) = match item {
+        let (path, node, attributes) = match item {
             TreeItem::Entry {
                 path,
                 node,
                 mode,
+                uid,
+                gid,
                 modified_ns,
-            } => (path, node, mode, modified_ns),
+            } => {
+                let owner = keep_owners.then_some((uid, gid));
+                let attributes = Attributes {
+                    mode,
+                    owner,
+                    modified_ns,
+                };
+                (path, node, attributes)
+            }
             TreeItem::End if entries > 0 => break,
             TreeItem::End => return Err(hostile("an empty tree")),
             TreeItem::Failed(failure) => return Err(failure.into()),
@@ -118,8 +129,7 @@ pub(super) fn receive(
         }
         let place = Place {
             path: PathBuf::from(OsStr::from_bytes(&path)),
-            mode,
-            modified_ns,
+            attributes,
         };
         match node {
             TreeNode::Folder => {

@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::fchown;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Timestamps};
@@ -27,8 +28,42 @@ const CHUNK_BYTES: usize = 64 << 10;
 pub(super) struct Place {
     /// Plain names beneath the root; empty for the root itself.
     pub(super) path: PathBuf,
+    pub(super) attributes: Attributes,
+}
+
+/// What a copy has of the original beside its content.
+#[derive(Debug)]
+pub(super) struct Attributes {
     pub(super) mode: u32,
+    /// User and group, where they are kept.
+    pub(super) owner: Option<(u32, u32)>,
     pub(super) modified_ns: i64,
+}
+
+impl Attributes {
+    /// The owner first: the mode is meant for that one.
+    fn give(&self, file: impl AsFd) -> io::Result<()> {
+        if let Some((uid, gid)) = self.owner {
+            as_far_as_may_be(fchown(&file, Some(uid), Some(gid)))?;
+        }
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(self.mode & SAFE_BITS))?;
+        Ok(rustix::fs::futimens(&file, &times(self.modified_ns))?)
+    }
+}
+
+/// Who may not give a file away keeps it; so does root of a user namespace that has not this id.
+fn as_far_as_may_be(given: io::Result<()>) -> io::Result<()> {
+    match given {
+        Err(error)
+            if matches!(
+                Errno::from_io_error(&error),
+                Some(Errno::PERM | Errno::INVAL)
+            ) =>
+        {
+            Ok(())
+        }
+        given => given,
+    }
 }
 
 /// A tree under construction.
@@ -42,7 +77,7 @@ pub(super) struct Extraction<'a> {
     name: &'a OsStr,
     /// The root, if it is a folder.
     root: Option<OwnedFd>,
-    /// Folders whose mode and time are set last, since filling them needs the one and changes the other.
+    /// Folders whose owner, mode and time are set last, since filling them needs the first two and changes the third.
     folders: Vec<Place>,
 }
 
@@ -108,10 +143,8 @@ impl<'a> Extraction<'a> {
             if bytes.is_none() {
                 return Ok(None);
             }
-            rustix::fs::fchmod(&file, Mode::from_raw_mode(place.mode & SAFE_BITS))
-                .and_then(|()| rustix::fs::futimens(&file, &times(place.modified_ns)))
-                .and_then(|()| rustix::fs::renameat(&folder, &beside, &folder, &name))
-                .map_err(host(&full))?;
+            place.attributes.give(&file).map_err(failed(&full))?;
+            rustix::fs::renameat(&folder, &beside, &folder, &name).map_err(host(&full))?;
             Ok(bytes)
         });
         if !matches!(written, Ok(Some(_))) {
@@ -120,18 +153,15 @@ impl<'a> Extraction<'a> {
         written
     }
 
-    /// Gives the folders their modes and times, the innermost first.
+    /// Gives the folders their owners, modes and times, the innermost first.
     pub(super) fn finish(mut self) -> Result<(), FileError> {
         while let Some(place) = self.folders.pop() {
             let full = self.full(&place.path);
             let (folder, name) = self.above(&place.path)?;
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            rustix::fs::openat(&folder, &name, flags, Mode::empty())
-                .and_then(|opened| {
-                    rustix::fs::futimens(&opened, &times(place.modified_ns))?;
-                    rustix::fs::fchmod(&opened, Mode::from_raw_mode(place.mode & SAFE_BITS))
-                })
-                .map_err(host(&full))?;
+            let opened = rustix::fs::openat(&folder, &name, flags, Mode::empty());
+            let opened = opened.map_err(host(&full))?;
+            place.attributes.give(&opened).map_err(failed(&full))?;
         }
         Ok(())
     }
@@ -186,10 +216,7 @@ fn fill(
         }
         (&mut &*file)
             .write_all(chunk.get(..count).unwrap_or_default())
-            .map_err(|source| FileError::Host {
-                path: full.to_owned(),
-                source,
-            })?;
+            .map_err(failed(full))?;
     }
     Ok(Some(bytes))
 }
@@ -217,8 +244,12 @@ fn times(modified_ns: i64) -> Timestamps {
 }
 
 fn host(path: &Path) -> impl Fn(Errno) -> FileError + '_ {
-    |error| FileError::Host {
+    |error| failed(path)(error.into())
+}
+
+fn failed(path: &Path) -> impl Fn(io::Error) -> FileError + '_ {
+    |source| FileError::Host {
         path: path.to_owned(),
-        source: error.into(),
+        source,
     }
 }

@@ -57,6 +57,7 @@ pub struct Files<'a> {
     shared: &'a Shared,
     user: Option<String>,
     mode: u32,
+    keep_owners: bool,
 }
 
 impl<'a> Files<'a> {
@@ -65,6 +66,7 @@ impl<'a> Files<'a> {
             shared,
             user: None,
             mode: DEFAULT_MODE,
+            keep_owners: false,
         }
     }
 
@@ -79,6 +81,17 @@ impl<'a> Files<'a> {
     #[must_use]
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = mode;
+        self
+    }
+
+    /// Has copies of trees keep owner and group, by number, as far as whoever makes them may give files away: root may, in the guest by
+    /// [`Self::user`], on the host where this process is. Others' copies are their own all the same.
+    ///
+    /// Without it, what is copied in is the user's, and what is copied out is this process's. Out of a guest it takes trust: a guest chooses then
+    /// which of the host's users owns what it sends.
+    #[must_use]
+    pub fn keep_owners(mut self, are_kept: bool) -> Self {
+        self.keep_owners = are_kept;
         self
     }
 
@@ -232,7 +245,8 @@ impl<'a> Files<'a> {
     }
 
     /// Copies a file, or a folder with all that is in it, from the host to `to` in the guest, which is the copy's own path, with modes
-    /// and times. Symbolic links are copied as such; devices, pipes and sockets are left out, and said.
+    /// and times of modification, and with owners if [`Self::keep_owners`] says so. Symbolic links are copied as such; devices, pipes and sockets
+    /// are left out, and said.
     ///
     /// # Errors
     /// See [`FileError`]. What was copied before is left.
@@ -242,14 +256,15 @@ impl<'a> Files<'a> {
         to: impl AsRef<Path>,
     ) -> Result<CopiedIn, FileError> {
         let source = copy_in::Source::open(from.as_ref())?;
-        let mut exchange = self.ask(to.as_ref(), FileOperation::WriteTree)?;
+        let keep_owners = self.keep_owners;
+        let mut exchange = self.ask(to.as_ref(), FileOperation::WriteTree { keep_owners })?;
         let (copied, sent) = source.send(&mut exchange)?;
         exchange.done_after(sent)?;
         Ok(copied)
     }
 
     /// Copies a file, or a folder with all that is in it, from the guest to `to` on the host, which is the copy's own path, with modes
-    /// and times.
+    /// and times of modification, and with owners if [`Self::keep_owners`] says so.
     ///
     /// The guest is not trusted: nothing is made outside `to`, no link is followed or made, neither are devices, pipes
     /// and sockets; what is left out is said. Set-user and set-group bits are dropped. A file that is there is replaced, a
@@ -266,7 +281,7 @@ impl<'a> Files<'a> {
         let from = from.as_ref();
         let mut exchange = self.ask(from, FileOperation::ReadTree)?;
         exchange.done()?;
-        copy_out::receive(&mut exchange, from, to.as_ref(), limits)
+        copy_out::receive(&mut exchange, from, to.as_ref(), limits, self.keep_owners)
     }
 
     fn ask(&self, path: &Path, operation: FileOperation) -> Result<Exchange<'a>, FileError> {

@@ -25,7 +25,7 @@ use crate::limit::Limit;
 use crate::outcome::Completion;
 
 /// The version of all below: a session outlives the command that has started it, and may be of an older one.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Largest message, in bytes without its header: a command's words go on to the agent in one of this size.
 const MAX_MESSAGE_BYTES: usize = MAX_TO_AGENT_BYTES;

@@ -224,7 +224,7 @@ impl Shared {
             .iter()
             .filter_map(|(id, entry)| {
                 let (started_ns, is_running) = match entry.state {
-                    CommandState::Running { started_ns } => (started_ns, !is_over),
+                    CommandState::Running { started_ns, .. } => (started_ns, !is_over),
                     CommandState::Done { started_ns, .. } => (started_ns, false),
                     CommandState::Starting | CommandState::Failed(..) => return None,
                 };
@@ -246,9 +246,9 @@ impl Shared {
         let warm = entry.is_some_and(|entry| entry.warm);
         let command = entry.map(|entry| &entry.state);
         let started_ns = match command {
-            Some(CommandState::Running { started_ns } | CommandState::Done { started_ns, .. }) => {
-                Some(*started_ns)
-            }
+            Some(
+                CommandState::Running { started_ns, .. } | CommandState::Done { started_ns, .. },
+            ) => Some(*started_ns),
             _ => None,
         };
         let mut clocks = CommandClocks {

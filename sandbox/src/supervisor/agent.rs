@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use jailer::Throttled;
 use protocol::message::{Configure, FromAgent, Hello, Restored, Resume, ToAgent};
 
 use super::start::system;
@@ -126,7 +127,8 @@ impl Supervisor {
                 });
             }
             FromAgent::Spawned { command_id, warm } => {
-                let taken = state.command_runs(command_id, warm, now_ns);
+                let throttled = self.throttled();
+                let taken = state.command_runs(command_id, warm, now_ns, throttled);
                 if let (true, Some(entry)) = (taken, state.commands.get(&command_id)) {
                     shared.events.emit(EventKind::CommandStarted {
                         command: command_id,
@@ -157,15 +159,17 @@ impl Supervisor {
                 }
                 taken
             }
-            FromAgent::Exited(exited) => match state.command_exited(&exited, now_ns) {
-                Some(events) => {
-                    for event in events {
-                        shared.events.emit(event);
+            FromAgent::Exited(exited) => {
+                match state.command_exited(&exited, now_ns, self.throttled()) {
+                    Some(events) => {
+                        for event in events {
+                            shared.events.emit(event);
+                        }
+                        true
                     }
-                    true
+                    None => false,
                 }
-                None => false,
-            },
+            }
             FromAgent::Frozen => state.stands_still(),
             FromAgent::FreezeFailed { message } => {
                 state.freeze_failed(one_line(message.as_bytes()))
@@ -183,17 +187,27 @@ impl Supervisor {
         Ok(())
     }
 
+    /// How the machine was held to its share of the processors so far, where one was chosen.
+    pub(super) fn throttled(&self) -> Throttled {
+        match self.throttled_at_end {
+            Some(throttled) => throttled,
+            None if self.has_cpu_quota => self.process.throttled(),
+            None => Throttled::default(),
+        }
+    }
+
     /// The guest stands: it is told its clock, its randomness and its name before anything else.
     fn greeted(&mut self, state: &mut State, hello: &Hello, now_ns: u64) -> Result<(), Reason> {
         check_version(hello.version)?;
         let entropy = fresh_bytes()?;
-        let hostname = self.hostname.clone();
+        let hostname = self.guest.hostname.clone();
         let hostname = hostname.unwrap_or_else(|| DEFAULT_HOSTNAME.to_owned());
         state.hostname = Some(hostname.clone());
         let configure = ToAgent::Configure(Configure {
             realtime_ns: realtime_ns(),
             entropy,
             hostname,
+            max_processes: self.guest.max_processes,
         });
         self.queue_to_agent(state, &configure);
         let awaits_gate = self.ask_for_gate(state);
@@ -242,6 +256,7 @@ impl Supervisor {
             hostname,
             machine_id: *machine_id,
             boot_id: *boot_id,
+            max_processes: self.guest.max_processes,
             // The last thing that is found out, so that it is as late as can be.
             realtime_ns: realtime_ns(),
         });
@@ -254,7 +269,7 @@ impl Supervisor {
     /// A name that was chosen is the fork's; the default one gets a suffix, since no two machines of one snapshot
     /// are to be alike.
     fn hostname_of_fork(&self, random: &[u8]) -> String {
-        if let Some(chosen) = &self.hostname {
+        if let Some(chosen) = &self.guest.hostname {
             return chosen.clone();
         }
         let mut name = format!("{DEFAULT_HOSTNAME}-");

@@ -11,7 +11,7 @@ use jailer::{Bounds, MachineProcess, Options, Part};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vmm::control::{ControlSocket, FromMachine};
 
-use super::Supervisor;
+use super::{GuestOptions, Supervisor};
 use crate::clock::{nanos, now_ns};
 use crate::event::Events;
 use crate::shared::{MAX_COMMANDS, Shared};
@@ -76,9 +76,12 @@ impl Scripted {
         let (ours, machine) = ControlSocket::pair()?;
         let limit = Duration::from_secs(3600);
         let deadline = Some((called_ns.saturating_add(nanos(limit)), limit));
-        let hostname = Some("scripted".to_owned());
+        let guest = GuestOptions {
+            hostname: Some("scripted".to_owned()),
+            ..GuestOptions::default()
+        };
         Ok(Self {
-            supervisor: Supervisor::new(&shared, ours, idle.process, hostname, deadline),
+            supervisor: Supervisor::new(&shared, ours, idle.process, guest, deadline),
             machine,
             agent: None,
             stdin: idle.stdin,

@@ -28,12 +28,18 @@ pub(crate) struct Plan {
     pub(crate) order: ToMachine,
     /// What belongs to it, in its order.
     pub(crate) descriptors: Vec<OwnedFd>,
-    /// The guest's host name, where one was chosen.
-    pub(crate) hostname: Option<String>,
+    pub(crate) guest: GuestOptions,
     /// End of the sandbox's time on `CLOCK_MONOTONIC`, and how long that time was.
     pub(crate) deadline: Option<(u64, Duration)>,
     /// The most processor time of its process, and how many of its threads can use that at one time.
     pub(crate) cpu_time: Option<(Duration, u32)>,
+}
+
+/// What the guest is told of what was chosen.
+#[derive(Debug, Default)]
+pub(crate) struct GuestOptions {
+    pub(crate) hostname: Option<String>,
+    pub(crate) max_processes: Option<u32>,
 }
 
 impl Supervisor {
@@ -43,10 +49,12 @@ impl Supervisor {
             program: plan.program.clone(),
             source,
         };
+        let has_cpu_quota = plan.cell.cpu_quota_percent.is_some();
         let process = jailer::start(&plan.program, theirs.into(), plan.cell)
             .map_err(|error| not_started(error, failed))?;
-        let mut supervisor = Self::new(shared, ours, process, plan.hostname, plan.deadline)
+        let mut supervisor = Self::new(shared, ours, process, plan.guest, plan.deadline)
             .with_order(plan.order, plan.descriptors);
+        supervisor.has_cpu_quota = has_cpu_quota;
         supervisor.cpu_time = plan
             .cpu_time
             .map(|(limit, threads)| CpuTime::new(supervisor.process.id(), limit, threads));

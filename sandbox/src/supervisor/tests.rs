@@ -102,7 +102,11 @@ fn sandbox_of(
             ..jailer::Options::new(BOUNDS)
         };
         let process = jailer::start(Path::new("/bin/sh"), stdin.into(), options).unwrap();
-        let supervisor = Supervisor::new(&supervised, socket, process, hostname, deadline);
+        let guest = GuestOptions {
+            hostname,
+            max_processes: Some(64),
+        };
+        let supervisor = Supervisor::new(&supervised, socket, process, guest, deadline);
         finish(&supervised, supervisor.supervise());
     });
     let origin = Origin {
@@ -206,6 +210,7 @@ fn exited(command_id: u32, status: ExitStatus, oom_kills: u32) -> FromAgent {
         peak_memory_bytes: 4096,
         cpu_time_us: 1500,
         process_limit_hits: 0,
+        peak_processes: 3,
         disk_used_bytes: 8192,
         disk_free_bytes: 1 << 20,
     })

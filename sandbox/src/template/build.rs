@@ -21,6 +21,18 @@ use crate::text::one_line;
 const COMMANDS_USER: &str = "root";
 
 /// What a template is built from.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # sandvmm::init();
+/// let template = sandvmm::Template::builder("tests")
+///     .copy("words.txt", "/tmp/words.txt")
+///     .run("sort -u /tmp/words.txt > /usr/share/words")
+///     .replace()
+///     .build()?;
+/// println!("{}", template.folder().display());
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct TemplateBuilder {
     name: String,

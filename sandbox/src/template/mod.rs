@@ -56,6 +56,26 @@ const WORKING_SET: &str = "working-set";
 const OPEN_TRIES: u32 = 4;
 
 /// A template that was found to be whole. Its files stay open, so it serves until it is dropped, even if it is removed.
+///
+/// ```no_run
+/// use sandvmm::{Sandbox, Template};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # sandvmm::init();
+/// let machine = Sandbox::builder().memory_mib(512);
+/// let built = Template::builder("analysis").sandbox(machine).warm("import json").build()?;
+/// assert_eq!(built.manifest().inputs.memory_mib, 512);
+///
+/// // Any later program has it by its name; each fork is a machine of its own.
+/// let template = Template::open("analysis")?;
+/// for text in ["[1, 2]", "{}"] {
+///     let fork = template.sandbox().max_processes(Some(100)).start()?;
+///     let code = format!("import json; print(len(json.loads('{text}')))");
+///     let output = fork.command("python3").args(["-c", &code]).output()?;
+///     println!("{}", String::from_utf8_lossy(&output.stdout));
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Template {
     opened: Arc<Opened>,

@@ -101,6 +101,33 @@ fn an_output_is_whole_and_cut_at_its_limit() {
 }
 
 #[test]
+fn a_status_drops_what_is_written_and_a_child_is_waited_for_with_it() {
+    let (sandbox, peer, mut agent) = ready_sandbox(None);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for code in [4, 5] {
+                let act = |_stdin, mut stdout: UnixStream, mut stderr: UnixStream| {
+                    stdout.write_all(&[b'o'; 300_000]).unwrap();
+                    stderr.write_all(b"err").unwrap();
+                };
+                serve(&peer, &mut agent, act, ExitStatus::Code(code));
+            }
+        });
+        let (completion, output) = runtime().block_on(async {
+            let mut command = sandbox.command("program");
+            command.stdin(Stdio::piped());
+            let completion = command.status_async().await.unwrap();
+            let child = command.spawn_async().await.unwrap();
+            (completion, child.wait_with_output_async().await.unwrap())
+        });
+        assert_eq!(completion.outcome, Outcome::Exited(4));
+        assert_eq!(completion.usage.bytes_out, 300_003);
+        assert_eq!(output.completion.outcome, Outcome::Exited(5));
+        assert_eq!((output.stdout.len(), output.stderr.len()), (300_000, 3));
+    });
+}
+
+#[test]
 fn a_future_that_is_dropped_kills_its_command() {
     let (sandbox, peer, mut agent) = ready_sandbox(None);
     std::thread::scope(|scope| {

@@ -18,6 +18,7 @@ fn a_command_runs_writes_and_ends() {
     assert_eq!(completion.outcome, Outcome::Exited(7));
     assert_eq!(completion.usage.cpu_time, Duration::from_micros(1500));
     assert_eq!(completion.usage.peak_memory_bytes, 4096);
+    assert_eq!(completion.usage.peak_processes, 3);
     let clocks = child.wait().clocks;
     assert!(clocks.started < clocks.exited);
     assert!(clocks.first_output.is_some());
@@ -52,6 +53,8 @@ fn what_is_asked_for_arrives_as_it_was_said() {
             program: b"/bin/p".to_vec(),
             args: vec![b"a".to_vec(), b"b".to_vec()],
             env: vec![(b"K".to_vec(), b"2".to_vec())],
+            env_clear: false,
+            env_remove: Vec::new(),
             cwd: Some(b"/d".to_vec()),
             user: Some("0:0".to_owned()),
             stdio: protocol::message::Stdio::Terminal(protocol::message::TerminalSize {
@@ -65,6 +68,106 @@ fn what_is_asked_for_arrives_as_it_was_said() {
             }),
         })
     );
+}
+
+/// A command as the guest is asked for it.
+fn asked(set: impl FnOnce(&mut crate::Command) + Send) -> Spawn {
+    let (sandbox, _peer, mut agent) = ready_sandbox(None);
+    let heard = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut command = sandbox.command("p");
+            set(&mut command);
+            command.spawn()
+        });
+        let heard = hear(&mut agent);
+        sandbox.end();
+        heard
+    });
+    let ToAgent::Spawn(spawn) = heard else {
+        panic!("no spawn came");
+    };
+    spawn
+}
+
+#[test]
+fn variables_are_left_out_as_std_process_leaves_them_out() {
+    let pair = |name: &str, value: &str| (name.as_bytes().to_vec(), value.as_bytes().to_vec());
+
+    let removed = asked(|command| {
+        command.env("A", "1").env("B", "2").env("LANG", "C");
+        command
+            .env_remove("A")
+            .env_remove("LANG")
+            .env_remove("PATH");
+        command.env("LANG", "D");
+    });
+    assert_eq!(removed.env, [pair("B", "2"), pair("LANG", "D")]);
+    assert!(!removed.env_clear);
+    assert_eq!(
+        removed.env_remove,
+        [b"A".to_vec(), b"LANG".to_vec(), b"PATH".to_vec()]
+    );
+
+    let cleared = asked(|command| {
+        command.env("A", "1").env_remove("PATH").env_clear();
+        command.env("B", "2");
+    });
+    assert_eq!(cleared.env, [pair("B", "2")]);
+    assert!(cleared.env_clear && cleared.env_remove.is_empty());
+}
+
+#[test]
+fn a_child_is_waited_for_with_what_it_still_writes() {
+    let (sandbox, peer, mut agent) = ready_sandbox(None);
+    let (mut child, mut stdout, mut stderr) = running(&sandbox, &peer, &mut agent);
+    let id = child.id();
+    // More than a socket holds, and what was taken is the taker's.
+    let taken = child.stderr.take().unwrap();
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            stderr.write_all(b"taken").unwrap();
+            stdout.write_all(&vec![b'x'; 4 << 20]).unwrap();
+            drop((stdout, stderr));
+            say(&mut agent, &exited(id, ExitStatus::Code(6), 0));
+            agent
+        });
+        child.wait_with_output().unwrap()
+    });
+
+    assert_eq!(output.completion.outcome, Outcome::Exited(6));
+    assert_eq!(
+        (output.stdout.len(), output.stdout_truncated),
+        (4 << 20, false)
+    );
+    assert_eq!(output.stderr, b"");
+    let mut read = String::new();
+    { taken }.read_to_string(&mut read).unwrap();
+    assert_eq!(read, "taken");
+}
+
+#[test]
+fn a_status_waits_for_no_reader_of_what_the_command_writes() {
+    let (sandbox, peer, mut agent) = ready_sandbox(None);
+    let completion = std::thread::scope(|scope| {
+        let running = scope.spawn(|| sandbox.command("program").status().unwrap());
+        let ToAgent::Spawn(spawn) = hear(&mut agent) else {
+            panic!("no spawn came");
+        };
+        let (mut stdout, mut stderr) = (peer.accept().0, peer.accept().0);
+        let command_id = spawn.command_id;
+        let warm = false;
+        say(&mut agent, &FromAgent::Spawned { command_id, warm });
+        for stream in [&mut stdout, &mut stderr] {
+            stream.set_write_timeout(Some(SOON)).unwrap();
+            stream.write_all(&vec![b'x'; 4 << 20]).unwrap();
+        }
+        drop((stdout, stderr));
+        say(&mut agent, &exited(command_id, ExitStatus::Code(9), 0));
+        running.join().unwrap()
+    });
+
+    assert_eq!(completion.outcome, Outcome::Exited(9));
+    assert_eq!(completion.usage.bytes_out, 8 << 20);
 }
 
 #[test]

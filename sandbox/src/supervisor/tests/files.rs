@@ -43,6 +43,9 @@ fn tell_content(stream: &mut UnixStream, bytes: &[u8]) {
     }
 }
 
+/// Whose the guest says that all is.
+const OWNER: (u32, u32) = (4321, 1234);
+
 /// A file that is empty, or says so.
 const FILE: TreeNode = TreeNode::File { bytes: 0 };
 
@@ -51,6 +54,8 @@ fn entry(path: &[u8], node: TreeNode, mode: u32) -> TreeItem {
         path: path.to_vec(),
         node,
         mode,
+        uid: OWNER.0,
+        gid: OWNER.1,
         modified_ns: 1_500_000_000_500_000_000,
     }
 }
@@ -323,6 +328,77 @@ fn a_tree_is_copied_with_modes_and_times_and_without_the_dangerous_bits() {
     assert_eq!(sub.permissions().mode() & 0o7777, 0o500);
     assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1);
     std::fs::set_permissions(to.join("sub"), std::fs::Permissions::from_mode(0o700)).unwrap();
+}
+
+/// Copies out a folder with a file that others may write to and that runs as its owner, and gives the owners of both and the file's mode.
+fn copied_owners(keep_owners: bool) -> ([(u32, u32); 2], u32) {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("copy");
+    with_guest(
+        |sandbox| {
+            let files = sandbox.files().keep_owners(keep_owners);
+            files.copy_out("x", &to, CopyLimits::default())
+        },
+        |stream, _| {
+            answer(stream, Ok(FileDone::At(b"/x".to_vec())));
+            tell(stream, &entry(b"", TreeNode::Folder, 0o755));
+            tell(stream, &entry(b"tool", FILE, 0o6777));
+            tell_content(stream, b"x");
+            tell(stream, &TreeItem::End);
+        },
+    )
+    .unwrap();
+    let found = [&to, &to.join("tool")].map(|path| std::fs::metadata(path).unwrap());
+    let [_, tool] = &found;
+    let mode = tool.permissions().mode() & 0o7777;
+    (found.map(|found| (found.uid(), found.gid())), mode)
+}
+
+#[test]
+fn what_comes_out_is_this_processs_unless_owners_are_asked_for_and_may_be_given() {
+    let own = (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    let kept = if own.0 == 0 { OWNER } else { own };
+
+    assert_eq!(copied_owners(false), ([own; 2], 0o777));
+    assert_eq!(copied_owners(true), ([kept; 2], 0o777));
+}
+
+#[test]
+fn what_goes_in_says_whose_it_is_and_whether_that_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = folder.path().join("file");
+    std::fs::write(&from, "x").unwrap();
+    let found = std::fs::metadata(&from).unwrap();
+    for keep_owners in [false, true] {
+        let mut heard = None;
+        with_guest(
+            |sandbox| {
+                let files = sandbox.files().keep_owners(keep_owners);
+                files.copy_in(&from, "to")
+            },
+            |stream, header| {
+                let item: TreeItem = frame::read(stream, MAX_TO_AGENT_BYTES).unwrap();
+                let mut content = Vec::new();
+                ContentReader::new(&mut *stream)
+                    .read_to_end(&mut content)
+                    .unwrap();
+                let end: TreeItem = frame::read(stream, MAX_TO_AGENT_BYTES).unwrap();
+                assert_eq!((content.as_slice(), end), (&b"x"[..], TreeItem::End));
+                answer(stream, Ok(FileDone::At(b"/to".to_vec())));
+                heard = Some((header.kind, item));
+            },
+        )
+        .unwrap();
+
+        let Some((StreamKind::File(request), TreeItem::Entry { uid, gid, .. })) = heard else {
+            panic!("{heard:?}");
+        };
+        assert_eq!(request.operation, FileOperation::WriteTree { keep_owners });
+        assert_eq!((uid, gid), (found.uid(), found.gid()));
+    }
 }
 
 #[test]

@@ -59,6 +59,7 @@ fn guest(peer: &Peer, mut agent: UnixStream, program: Option<&[&str]>) {
                         command_id,
                         status,
                         oom_kills: 0,
+                        peak_processes: 0,
                         peak_memory_bytes: 0,
                         cpu_time_us: 0,
                         process_limit_hits: 0,

@@ -43,6 +43,7 @@ fn a_restored_guest_is_ready_only_when_it_has_taken_what_is_new() {
     peer.shared.wait_ready().unwrap();
 
     assert_eq!(resume.hostname, "scripted");
+    assert_eq!(resume.max_processes, Some(64));
     assert!(resume.realtime_ns.abs_diff(realtime_ns()) < nanos(SOON));
     assert_ne!(resume.machine_id, resume.boot_id);
     let (_child, _stdout, _stderr) = running(&sandbox, &peer, &mut agent);

@@ -254,7 +254,7 @@ fn a_client_that_says_nothing_keeps_nobody_from_the_end() {
         nonsense.write_all(&[0xff; 64]).unwrap();
         let mut answer = [0; 4];
         nonsense.read_exact(&mut answer).unwrap();
-        assert_eq!(answer, 2_u32.to_le_bytes(), "the version is told");
+        assert_eq!(answer, 3_u32.to_le_bytes(), "the version is told");
 
         root.open().unwrap().stop().unwrap();
 

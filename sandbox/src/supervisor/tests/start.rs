@@ -21,6 +21,7 @@ fn a_greeting_makes_the_sandbox_ready_and_its_clocks_are_in_order() {
         panic!("{configure:?}");
     };
     assert_eq!(configure.hostname, "scripted");
+    assert_eq!(configure.max_processes, Some(64));
     assert_ne!(configure.entropy, [0; 32]);
     assert!(configure.realtime_ns.abs_diff(realtime_ns()) < nanos(SOON));
     let clocks = sandbox.clocks();
@@ -176,7 +177,7 @@ fn a_boot_has_its_own_limit_and_less_where_the_sandboxs_time_is_over_before() {
         };
         let process = jailer::start(Path::new("/bin/cat"), stdin.into(), options).unwrap();
         let deadline = timeout.map(|timeout| (now_ns() + nanos(timeout), timeout));
-        Supervisor::new(&shared, ours, process, None, deadline)
+        Supervisor::new(&shared, ours, process, GuestOptions::default(), deadline)
     };
     let hours = Duration::from_secs(8 * 3600);
     for (timeout, limit) in [
