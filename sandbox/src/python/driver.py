@@ -29,6 +29,8 @@ import types
 # Longest text and largest representation, in characters and bytes; a longer text is cut, a larger representation is left out.
 MAX_TEXT_CHARS = 1 << 20
 MAX_REPRESENTATION_BYTES = 8 << 20
+# All representations of one value, in bytes as they are sent; those that have no room are left out. The host takes 64 MiB at once.
+MAX_SHOWN_BYTES = 60 << 20
 # How long an interrupt may be on its way, in seconds: it comes by another way than the runs.
 LATE_INTERRUPT_S = 2
 # Exceptions of a chain whose tracebacks are cleaned.
@@ -171,19 +173,41 @@ def representations(value):
             if made is not None:
                 found[mime] = made
     found.setdefault("text/plain", repr(value))
-    return {mime: kept for mime, made in found.items() if (kept := encoded(mime, made)) is not None}
+    return found
+
+
+def within_bounds(found):
+    """What of the representations of a value is sent, the text before all others."""
+    kept, left = {}, MAX_SHOWN_BYTES
+    for mime, made in sorted(found.items(), key=lambda one: one[0] != "text/plain"):
+        mime, made = unicode(str(mime)), encoded(mime, made)
+        size = len(json.dumps({mime: made}))
+        if made is not None and size <= left:
+            kept[mime], left = made, left - size
+    return kept
 
 
 def encoded(mime, made):
+    """As it is sent; None where it is too large."""
     if isinstance(made, (bytes, bytearray, memoryview)):
         made = bytes(made)
         return {"base64": base64.b64encode(made).decode()} if len(made) <= MAX_REPRESENTATION_BYTES else None
     if not isinstance(made, str):
         made = json.dumps(made)
-    if mime == "text/plain" and len(made) > MAX_TEXT_CHARS:
-        return made[:MAX_TEXT_CHARS] + "…"
-    made = made.encode("utf-8", "backslashreplace").decode()
-    return made if len(made) <= MAX_REPRESENTATION_BYTES else None
+    if mime == "text/plain":
+        return cut(made)
+    made = unicode(made)
+    return made if len(made.encode()) <= MAX_REPRESENTATION_BYTES else None
+
+
+def unicode(text):
+    """Without the halves of characters that Python's strings may have."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def cut(text):
+    text = unicode(text[: MAX_TEXT_CHARS + 1])
+    return text if len(text) <= MAX_TEXT_CHARS else text[:MAX_TEXT_CHARS] + "…"
 
 
 class Backend(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -315,7 +339,7 @@ class Context:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self.interrupts.hold(self.link.drain)
-        self.interrupts.hold(self.link.send, kind, json.dumps(found).encode())
+        self.interrupts.hold(self.link.send, kind, json.dumps(within_bounds(found)).encode())
 
     def show_figures(self, *args, **kwargs):
         """Displays and closes all figures that are open."""
@@ -326,8 +350,7 @@ class Context:
             figure = pyplot.figure(number)
             image = io.BytesIO()
             figure.savefig(image, format="png", bbox_inches="tight")
-            found = {"image/png": image.getvalue(), "text/plain": repr(figure)}
-            self.show(b"D", {mime: encoded(mime, made) for mime, made in found.items()})
+            self.show(b"D", {"image/png": image.getvalue(), "text/plain": repr(figure)})
             pyplot.close(figure)
 
     def tell(self, error):
@@ -343,8 +366,8 @@ class Context:
             lines = own_lines(traceback.TracebackException(type(error), error, trace)).format()
         except Exception as second:
             lines = [f"The traceback can't be shown: {type(second).__name__}\n"]
-        told = {"name": type(error).__name__, "value": value[:MAX_TEXT_CHARS], "traceback": "".join(lines)[:MAX_TEXT_CHARS]}
-        self.link.send(b"X", json.dumps(told).encode())
+        told = {"name": type(error).__name__, "value": value, "traceback": "".join(lines)}
+        self.link.send(b"X", json.dumps({name: cut(text) for name, text in told.items()}).encode())
 
 
 def own_lines(trace, depth=0):

@@ -104,7 +104,7 @@ enum Request<'a> {
 /// Gets output as it comes.
 type Sink<'a> = dyn FnMut(OutputStream, &[u8]) + 'a;
 
-/// One run, before it begins: [`Python::call`].
+/// One run, before it begins: [`Python::call`]. It stays on its thread, and so may what [`Self::on_output`] is given.
 pub struct PythonCall<'a> {
     python: &'a Python,
     code: &'a str,

@@ -177,6 +177,105 @@ print('before'); display(1, Table()); Table()";
 }
 
 #[test]
+fn a_representation_that_is_too_large_is_left_out_and_the_context_goes_on() {
+    with_python(|python| {
+        let code = r"state = 7
+class Large:
+    def __init__(self, size): self.size = size
+    def _repr_html_(self): return 'x' * self.size
+    def _repr_png_(self): return b'x' * (self.size + 1)
+    def _repr_markdown_(self): return '\u20ac' * (self.size // 2)
+    def __repr__(self): return 'x' * (1 << 21)
+Large(8 << 20)";
+        let at_the_bound = python.run(code).unwrap().value.unwrap();
+        let above = python.run("Large((8 << 20) + 1)").unwrap().value.unwrap();
+
+        assert_eq!(at_the_bound.html().unwrap().len(), 8 << 20);
+        // Bytes count, not characters, of which there are fewer.
+        assert_eq!(at_the_bound.png(), None);
+        assert_eq!(at_the_bound.get("text/markdown"), None);
+        assert_eq!(above.html(), None);
+        // A text is cut, and shows it.
+        let text = above.text().unwrap();
+        assert_eq!(text.chars().count(), (1 << 20) + 1);
+        assert!(text.ends_with("x…"));
+        assert_eq!(python.run("state").unwrap().text(), Some("7"));
+    });
+}
+
+#[test]
+fn all_representations_of_a_value_have_one_bound() {
+    with_python(|python| {
+        let code = r"class Many:
+    def _repr_mimebundle_(self):
+        return {f'a/{number}': '\1' * (8 << 20) for number in range(10)}
+    def __repr__(self): return 'many'
+Many()";
+        let many = python.run(code).unwrap().value.unwrap();
+        // As many as there is room for: each takes six bytes for one of these on its way.
+        assert_eq!(many.text(), Some("many"));
+        assert_eq!(many.iter().count(), 2);
+
+        // A figure, of a module that is as matplotlib is to the driver.
+        let figure = "import sys, types
+pyplot = types.SimpleNamespace(
+    figures=[1], get_fignums=lambda: list(pyplot.figures), close=lambda number: pyplot.figures.clear(),
+    figure=lambda number: types.SimpleNamespace(savefig=lambda image, **_: image.write(b'x' * (9 << 20))))
+sys.modules['matplotlib.pyplot'] = pyplot";
+        let drawn = python.run(figure).unwrap();
+        assert_eq!((drawn.displays.len(), drawn.exception), (1, None));
+        assert_eq!(drawn.displays[0].png(), None);
+        assert!(drawn.displays[0].text().unwrap().starts_with("namespace("));
+    });
+}
+
+#[test]
+fn halves_of_characters_and_endless_names_are_no_end_of_a_context() {
+    with_python(|python| {
+        let code = r"class Odd:
+    def _repr_mimebundle_(self): return {'a/\ud800': 'b\udfff', 'text/plain': '\udc80' * (1 << 21)}
+Odd()";
+        let odd = python.run(code).unwrap().value.unwrap();
+        assert_eq!(odd.get(r"a/\ud800"), Some(&br"b\udfff"[..]));
+        assert!(odd.text().unwrap().starts_with(r"\udc80\udc80"));
+
+        let raised = python.run(r"raise ValueError('\udcff')").unwrap();
+        assert_eq!(raised.exception.unwrap().value, r"\udcff");
+        let raised = python
+            .run("raise type('N' * (70 << 20), (Exception,), {})('v' * (70 << 20))")
+            .unwrap();
+        let exception = raised.exception.unwrap();
+        for text in [&exception.name, &exception.value, &exception.traceback] {
+            assert_eq!(text.chars().count(), (1 << 20) + 1);
+        }
+    });
+}
+
+#[test]
+fn thousands_of_displays_are_kept_up_to_their_bounds() {
+    with_python(|python| {
+        let many = python
+            .run("for number in range(5000): display(number)\n'end'")
+            .unwrap();
+        assert_eq!((many.displays.len(), many.truncated), (1000, true));
+        assert_eq!(many.displays[999].text(), Some("999"));
+        assert_eq!(many.text(), Some("'end'"));
+
+        let large = "class Large:
+    def _repr_png_(self): return bytes(8 << 20)
+    def __repr__(self): return ''
+for _ in range(20): display(Large())";
+        let large = python.run(large).unwrap();
+        assert_eq!((large.displays.len(), large.truncated), (16, true));
+        let bytes = large.displays.iter().flat_map(crate::Representations::iter);
+        let bytes: usize = bytes.map(|(_, bytes)| bytes.len()).sum();
+        assert_eq!(bytes, 128 << 20);
+        let next = python.run("1 + 1").unwrap();
+        assert_eq!((next.text(), next.truncated), (Some("2"), false));
+    });
+}
+
+#[test]
 fn output_comes_as_it_happens_and_processes_write_to_it_too() {
     with_python(|python| {
         let (sender, seen) = channel();
