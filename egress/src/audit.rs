@@ -12,6 +12,7 @@ const MAX_GUEST_TEXT: usize = 200;
 
 /// A process of the guest, as the guest says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Process {
     /// Its number in the guest.
     pub pid: u32,

@@ -34,6 +34,7 @@ const SUPPRESSED_PERIOD: Duration = Duration::from_secs(1);
 
 /// What a guest may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Connections at one time; one more is refused.
     pub connections: usize,
@@ -54,8 +55,32 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// These connections at one time.
+    #[must_use]
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// These attempts in a second.
+    #[must_use]
+    pub fn attempts_per_second(mut self, attempts: u32) -> Self {
+        self.attempts_per_second = attempts;
+        self
+    }
+
+    /// These bytes of all connections together.
+    #[must_use]
+    pub fn bytes(mut self, bytes: u64) -> Self {
+        self.bytes = bytes;
+        self
+    }
+}
+
 /// A connection that a guest wants to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Attempt {
     /// Where to.
     pub target: Target,
@@ -65,8 +90,21 @@ pub struct Attempt {
     pub process: Option<Process>,
 }
 
+impl Attempt {
+    /// Of this process, to this port of this host.
+    #[must_use]
+    pub fn new(target: Target, port: u16, process: Option<Process>) -> Self {
+        Self {
+            target,
+            port,
+            process,
+        }
+    }
+}
+
 /// An application's word on one attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Decision {
     /// It may be made, within the checks of addresses and contents.
     Allow,
@@ -127,6 +165,7 @@ impl fmt::Debug for Options {
 
 /// What has left so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Totals {
     /// Attempts that were carried and are over.
     pub allowed: u64,

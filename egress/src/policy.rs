@@ -21,6 +21,7 @@ pub const MAX_RULE_PORTS: usize = 32;
 
 /// Where a connection is to go, as the guest says.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Target {
     /// A host by its name.
     Name(HostName),

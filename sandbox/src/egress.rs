@@ -138,6 +138,18 @@ pub(crate) struct Egress {
 }
 
 /// What leaves a sandbox: can be changed while it runs.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # sandvmm::init();
+/// let sandbox = sandvmm::Sandbox::builder().allow_host("pypi.org").start()?;
+/// let egress = sandbox.egress().ok_or("A host is allowed")?;
+/// egress.allow_host("files.pythonhosted.org:443")?;
+/// sandbox.command("pip").args(["install", "requests"]).status()?;
+/// egress.forbid_host("pypi.org")?;
+/// println!("{} bytes left", egress.totals().bytes_out);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct EgressHandle(Arc<Egress>);
 
@@ -349,13 +361,10 @@ fn attempt(open: Open) -> Option<Attempt> {
         protocol::gate::Target::Name(name) => Target::Name(HostName::parse(&name).ok()?),
         protocol::gate::Target::Address(address) => Target::Address(address.to_canonical()),
     };
-    Some(Attempt {
-        target,
-        port: open.port,
-        process: open
-            .process
-            .map(|process| Process::new(process.pid, &process.name)),
-    })
+    let process = open
+        .process
+        .map(|process| Process::new(process.pid, &process.name));
+    Some(Attempt::new(target, open.port, process))
 }
 
 impl Shared {

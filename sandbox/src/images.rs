@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 /// The files that a sandbox boots from.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Images {
     /// The guest kernel, a vmlinux.
     pub kernel: PathBuf,

@@ -34,6 +34,8 @@ mod event;
 mod file;
 mod files;
 mod freeze;
+#[cfg(test)]
+mod handles;
 pub mod host;
 mod images;
 mod init;
