@@ -171,7 +171,7 @@ fn a_reader_that_is_gone_ends_logs_as_sigpipe_would() {
 }
 
 #[test]
-fn a_folder_that_is_no_sessions_keeps_none_from_being_listed_or_stopped() {
+fn a_folder_that_is_no_sessions_keeps_none_from_being_listed() {
     let silent = Silent::new();
     let stray = silent.folder().with_file_name("stray");
     fs::create_dir_all(stray.join("lock")).unwrap();
