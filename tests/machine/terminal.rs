@@ -110,6 +110,19 @@ except KeyboardInterrupt:
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
+fn what_is_typed_to_a_script_from_a_terminal_arrives_whole() {
+    let mut screen = Screen::new(Size::new(24, 80), &["-"]);
+
+    // Its first bytes tell who runs it.
+    screen.pty.write_all(b"print(6 * 7)\n").unwrap();
+    screen.wait_for("42");
+    screen.pty.write_all(b"exit(3)\r").unwrap();
+
+    assert_eq!(screen.code(), Some(3));
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
 fn the_terminal_is_restored_however_the_run_ends() {
     for ending in ["exit", "kill", "term", "hang up", "time-out", "crash"] {
         let program = match ending {

@@ -56,7 +56,7 @@ impl Relay {
     /// When the system refuses a thread.
     pub(super) fn start(
         child: &mut Child,
-        ahead: Vec<u8>,
+        mut ahead: Vec<u8>,
         is_captured: bool,
         shared: &Shared,
     ) -> io::Result<Self> {
@@ -69,10 +69,11 @@ impl Relay {
         };
         if let Some(terminal) = child.terminal.take() {
             let keys = terminal.try_clone()?;
+            let ahead = std::mem::take(&mut ahead);
             // Detached: it may wait for a key for ever.
             spawn("keys", move || {
                 // A terminal that hangs up types no more.
-                let _ = feed(stdin(), &[], keys);
+                let _ = feed(stdin(), &ahead, keys);
             })?;
             relay.output(Which::Stdout, terminal, is_captured, &sender)?;
         }
