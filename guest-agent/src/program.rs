@@ -129,6 +129,21 @@ pub fn exec_failure(file: &Path, error: &io::Error) -> Failure {
             ),
             Err(_) => refused(file.as_os_str().as_bytes(), Errno::NOENT),
         },
+        Some(errno @ (Errno::ACCESS | Errno::PERM | Errno::LOOP))
+            if let Ok(Some(interpreter)) = header(file).map(|header| interpreter(&header))
+                && executable(file).is_ok() =>
+        {
+            let interpreter = quoted(&interpreter);
+            let reason = if errno == Errno::LOOP {
+                "leads to itself, or to too many others"
+            } else {
+                "may not be executed: it is no file, or lacks the permission"
+            };
+            Failure::new(
+                SpawnFailure::NotExecutable,
+                format!("The interpreter {interpreter:?} of the script {name:?} {reason}"),
+            )
+        }
         Some(Errno::TOOBIG) => Failure::new(
             SpawnFailure::Invalid,
             format!(
@@ -183,10 +198,17 @@ fn header(file: &Path) -> io::Result<Vec<u8>> {
     Ok(header)
 }
 
-/// The interpreter of a `#!` line, as `fs/binfmt_script.c` reads it.
+/// The interpreter of a `#!` line, as `fs/binfmt_script.c` reads it: one whose name does not end within the header is none.
 fn interpreter(header: &[u8]) -> Option<Vec<u8>> {
-    let line = header.strip_prefix(b"#!")?;
-    let line = line.split(|byte| *byte == b'\n').next()?;
+    let rest = header.strip_prefix(b"#!")?;
+    let line = rest.split(|byte| *byte == b'\n').next()?;
+    let name = line.trim_ascii_start();
+    let is_cut = header.len() as u64 == HEADER_BYTES
+        && line.len() == rest.len()
+        && !name.iter().any(|byte| matches!(byte, b' ' | b'\t' | 0));
+    if is_cut {
+        return None;
+    }
     line.split(|byte| matches!(byte, b' ' | b'\t' | 0))
         .find(|word| !word.is_empty())
         .map(<[u8]>::to_vec)
@@ -245,10 +267,13 @@ mod tests {
         let mut foreign = vec![0; 64];
         foreign[..6].copy_from_slice(ELF_64_LITTLE);
         foreign[18] = 183;
+        // The kernel looks at the first 256 bytes alone.
+        let long = [&b"#!/"[..], &[b'a'; 300], b"\nexit\n"].concat();
         for (name, content) in [
             ("empty", &b""[..]),
             ("text", b"echo hi\n"),
             ("bare", b"#! \n"),
+            ("long", &long),
             ("foreign", &foreign),
         ] {
             let path = file(folder.path(), name, 0o755, content);
@@ -280,6 +305,34 @@ mod tests {
             "{}",
             failure.message
         );
+    }
+
+    #[test]
+    fn an_interpreter_that_is_none_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = file(folder.path(), "script", 0o755, b"#!/tmp -u\nprint()\n");
+
+        for (errno, reason) in [
+            (Errno::ACCESS, "may not be"),
+            (Errno::LOOP, "leads to itself"),
+        ] {
+            let failure = exec_failure(&script, &errno.into());
+
+            assert_eq!(failure.kind, SpawnFailure::NotExecutable);
+            assert!(
+                failure.message.contains("The interpreter \"/tmp\""),
+                "{failure:?}"
+            );
+            assert!(failure.message.contains(reason), "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_as_long_as_the_kernel_reads_has_an_interpreter() {
+        let words = [&b"#!/bin/sh "[..], &[b'a'; 300]].concat();
+
+        assert_eq!(interpreter(&words[..256]).unwrap(), b"/bin/sh");
+        assert_eq!(interpreter(b"#!/bin/sh").unwrap(), b"/bin/sh");
     }
 
     #[test]
