@@ -301,6 +301,7 @@ pub(crate) fn from_agent() -> Vec<FromAgent> {
             peak_processes: 14,
             disk_used_bytes: 12,
             disk_free_bytes: 13,
+            is_kept: false,
         }),
         FromAgent::SpawnFailed {
             command_id: 2,

@@ -9,6 +9,7 @@ mod standstill;
 mod warming;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -58,8 +59,9 @@ pub struct Setup {
     pub configure: fn(&Configure) -> Result<(), IdentityError>,
     /// Takes over what is new in a restored machine.
     pub renew: fn(&Resume) -> Result<(), IdentityError>,
-    /// Makes durable what a command wrote; called when it has ended, before the host is told.
-    pub settle: fn(),
+    /// A folder on the disk that outlives the machine, if there is one: what a command wrote is brought there when it has ended, before
+    /// the host is told. It is open since before the first write, so that no error is missed (`syncfs(2)`).
+    pub workspace: Option<File>,
     /// Dials another control stream, once the first is closed.
     pub redial: fn() -> io::Result<OwnedFd>,
 }
@@ -98,7 +100,7 @@ pub struct Agent {
     spares: u32,
     configure: fn(&Configure) -> Result<(), IdentityError>,
     renew: fn(&Resume) -> Result<(), IdentityError>,
-    settle: fn(),
+    workspace: Option<File>,
     redial: fn() -> io::Result<OwnedFd>,
     configured: bool,
     standstill: Standstill,
@@ -139,7 +141,7 @@ impl Agent {
             spares: 0,
             configure: setup.configure,
             renew: setup.renew,
-            settle: setup.settle,
+            workspace: setup.workspace,
             redial: setup.redial,
             configured: false,
             standstill: Standstill::default(),

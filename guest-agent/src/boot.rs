@@ -40,9 +40,7 @@ pub fn run() -> ExitCode {
 
 /// Boots, then runs the loop until it fails, and returns the last sentence.
 fn serve(init_started_ns: u64) -> Result<std::convert::Infallible, String> {
-    if let Err(error) = root::enter() {
-        return Err(fatal(None, error.to_string()));
-    }
+    let disk = root::enter().map_err(|error| fatal(None, error.to_string()))?;
     let listener =
         control::listen().map_err(|error| format!("The agent can't listen on vsock: {error}"))?;
     let stream = control::dial()
@@ -65,7 +63,7 @@ fn serve(init_started_ns: u64) -> Result<std::convert::Infallible, String> {
         },
         configure: identity::apply,
         renew: renew::apply,
-        settle: root::settle,
+        workspace: disk.filter(|_| !root::is_scratch()),
         redial: control::dial,
     };
     let mut agent =

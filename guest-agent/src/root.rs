@@ -116,11 +116,11 @@ impl Format {
 }
 
 /// Mounts `/dev` and the root and makes it the process's. Afterwards `/proc` and `/dev` are there, the rest
-/// comes with [`complete`].
+/// comes with [`complete`]. Returns a folder of the workspace's or the scratch disk, if there is one.
 ///
 /// # Errors
 /// See [`RootError`].
-pub fn enter() -> Result<(), RootError> {
+pub fn enter() -> Result<Option<File>, RootError> {
     folder("/dev")?;
     mount(
         "devtmpfs",
@@ -145,7 +145,7 @@ pub fn enter() -> Result<(), RootError> {
         format: format.name(),
         source: errno.into(),
     })?;
-    mount_writable()?;
+    let disk = mount_writable()?;
     folder("/writable/upper")?;
     folder("/writable/work")?;
     mount(
@@ -168,20 +168,22 @@ pub fn enter() -> Result<(), RootError> {
     rustix::process::chdir(NEW_ROOT).map_err(step("enter the new root"))?;
     mount_move(".", "/").map_err(step("move the new root"))?;
     rustix::process::chroot(".").map_err(step("change the root"))?;
-    rustix::process::chdir("/").map_err(step("enter the new root"))
+    rustix::process::chdir("/").map_err(step("enter the new root"))?;
+    Ok(disk)
 }
 
-/// What is written goes into memory, or stays in the workspace.
-fn mount_writable() -> Result<(), RootError> {
-    if !has_workspace() {
-        return mount(
+/// What is written goes into memory, or to a disk, of which a folder is returned.
+fn mount_writable() -> Result<Option<File>, RootError> {
+    if !std::path::Path::new(WORKSPACE_DISK).exists() {
+        mount(
             "tmpfs",
             WRITABLE,
             "tmpfs",
             MountFlags::empty(),
             c"size=50%,mode=755",
         )
-        .map_err(step("mount the writable layer"));
+        .map_err(step("mount the writable layer"))?;
+        return Ok(None);
     }
     mount(
         WORKSPACE_DISK,
@@ -191,11 +193,12 @@ fn mount_writable() -> Result<(), RootError> {
         // What is removed takes no room on the host.
         c"discard",
     )
-    .map_err(step("mount the workspace"))
-}
-
-fn has_workspace() -> bool {
-    std::path::Path::new(WORKSPACE_DISK).exists()
+    .map_err(step("mount the workspace"))?;
+    let folder = File::open(WRITABLE).map_err(|source| RootError::Step {
+        step: "open the workspace",
+        source,
+    })?;
+    Ok(Some(folder))
 }
 
 /// Where the kernel shows the disk's serial number, by which the host says what it is for.
@@ -203,15 +206,10 @@ const SERIAL_FILE: &str = "/sys/block/vdb/serial";
 /// That of a disk that is gone with the machine.
 const SCRATCH_SERIAL: &str = "scratch";
 
-/// Brings what was written to the workspace's disk: the machine may be killed at any time after a command's end.
-pub fn settle() {
-    if has_workspace()
-        && !fs::read_to_string(SERIAL_FILE).is_ok_and(|serial| serial.trim() == SCRATCH_SERIAL)
-        && let Ok(root) = File::open("/")
-    {
-        // A disk that fails has failed the programs that wrote to it.
-        let _ = rustix::fs::syncfs(root);
-    }
+/// Whether what is written to the disk is gone with the machine. To be asked after [`complete`].
+#[must_use]
+pub fn is_scratch() -> bool {
+    fs::read_to_string(SERIAL_FILE).is_ok_and(|serial| serial.trim() == SCRATCH_SERIAL)
 }
 
 /// Bytes that the root's writable layer holds, and bytes that it has left; zeros where it can't be asked.

@@ -74,7 +74,7 @@ impl Host {
                 RENEWED.lock().unwrap().push((state, resume.clone()));
                 Ok(())
             },
-            settle: || {},
+            workspace: None,
             redial,
         };
         thread::spawn(move || Agent::new(setup).unwrap().run());

@@ -278,6 +278,8 @@ pub struct Exited {
     pub disk_used_bytes: u64,
     /// See `disk_used_bytes`.
     pub disk_free_bytes: u64,
+    /// Whether all that was written is on the workspace's disk, if there is one: not where that failed.
+    pub is_kept: bool,
 }
 
 /// The status of a process that ended.
@@ -373,9 +375,10 @@ mod tests {
             peak_processes: 6,
             disk_used_bytes: 7,
             disk_free_bytes: 8,
+            is_kept: true,
         });
         // A signed number is in zigzag.
-        assert_eq!(bytes(&exited), [4, 1, 0, 2, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(bytes(&exited), [4, 1, 0, 2, 2, 3, 4, 5, 6, 7, 8, 1]);
     }
 
     #[test]

@@ -193,13 +193,18 @@ fn outcome_parts(outcome: &Outcome) -> (&'static str, Option<i32>) {
         Outcome::Exited(code) => ("exited", Some(*code)),
         Outcome::Signaled(signal) => ("signal", Some(*signal)),
         Outcome::TimedOut => ("timeout", None),
-        Outcome::OutOfMemory { status } => match status {
-            ExitStatus::Code(status) | ExitStatus::Signal(status) => ("oom", Some(*status)),
-        },
+        Outcome::OutOfMemory { status } => ("oom", Some(number(*status))),
+        Outcome::NotKept { status } => ("not_kept", Some(number(*status))),
         Outcome::LimitExceeded(_) => ("limit", None),
         Outcome::MachineCrashed(_) => ("vm_crash", None),
         Outcome::SandboxEnded => ("ended", None),
         Outcome::Policy(_) => ("policy", None),
+    }
+}
+
+fn number(status: ExitStatus) -> i32 {
+    match status {
+        ExitStatus::Code(number) | ExitStatus::Signal(number) => number,
     }
 }
 

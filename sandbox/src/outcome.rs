@@ -62,6 +62,11 @@ pub enum Outcome {
     LimitExceeded(Limit),
     /// A policy ended it: a sentence that names the policy.
     Policy(String),
+    /// It ended, and not all that was written by then is on the workspace's disk: the host's file system is full, or its disk fails.
+    NotKept {
+        /// What the command's first process ended with.
+        status: ExitStatus,
+    },
 }
 
 impl Outcome {

@@ -312,7 +312,12 @@ impl State {
         let killed_for = closing.or(entry.exceeded);
         let command = exited.command_id;
         let limits_hit = limits_hit(exited, throttled, killed_for);
-        let outcome = outcome(status, exited.oom_kills, killed_for);
+        let outcome = match outcome(status, exited.oom_kills, killed_for) {
+            Outcome::Exited(_) | Outcome::Signaled(_) if !exited.is_kept => {
+                Outcome::NotKept { status }
+            }
+            outcome => outcome,
+        };
         let usage = Usage {
             cpu_time: Duration::from_micros(exited.cpu_time_us),
             peak_memory_bytes: exited.peak_memory_bytes,

@@ -65,6 +65,54 @@ fn three_runs_find_what_the_one_before_wrote() {
     assert!(gone.stderr.contains("no workspace"), "{gone:?}");
 }
 
+/// A tmpfs of a few MiB on a folder, as long as this lives.
+struct Small<'a>(&'a std::path::Path);
+
+impl<'a> Small<'a> {
+    fn mount(folder: &'a std::path::Path) -> Self {
+        use rustix::mount::{MountFlags, mount};
+
+        mount("tmpfs", folder, "tmpfs", MountFlags::empty(), c"size=7M").unwrap();
+        Self(folder)
+    }
+}
+
+impl Drop for Small<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn what_a_full_host_does_not_keep_of_a_workspace_is_told() {
+    let home = data_folder();
+    let disks = home.path().join("workspaces");
+    std::fs::create_dir(&disks).unwrap();
+    let _small = Small::mount(&disks);
+    let call = |size: &str| {
+        let program = format!("head -c {size} /dev/urandom > ~/x; echo written");
+        run(["--json", "--timeout", "120s", "--workspace", "dev"])
+            .args(["--", "sh", "-c", &program])
+            .env("SANDVMM_HOME", home.path())
+            .done()
+    };
+
+    let kept = call("1000000").expect(0).json();
+    let lost = call("9000000").expect(125).json();
+
+    assert_eq!(kept["error"], serde_json::Value::Null);
+    assert_eq!(lost["stdout"], "written\n");
+    assert_eq!(
+        (&lost["reason"], &lost["error"]),
+        (&"exited".into(), &"workspace".into())
+    );
+    assert!(
+        lost["message"].as_str().unwrap().contains("is full"),
+        "{lost}"
+    );
+}
+
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn a_workspace_has_one_run_at_a_time_and_survives_its_death() {

@@ -45,6 +45,10 @@ pub(crate) enum Reason {
     Policy,
 }
 
+/// What is said where a workspace's disk failed.
+const NOT_KEPT: &str = "Not all that was written is in the workspace: the file system of the data folder is full, or its disk fails. Make \
+     room there, and run it again";
+
 /// What kept a program from being run, or its end from being known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -65,6 +69,8 @@ pub(crate) enum Failure {
     Spawn,
     /// What the program left in the guest could not be copied out; the reason tells how the program itself ended.
     Download,
+    /// Not all that the program wrote is in the workspace; the reason tells how the program itself ended.
+    Workspace,
     /// sandvmm's own standard output could not be written.
     Output,
     /// sandvmm's own standard input could not be read.
@@ -78,7 +84,7 @@ pub(crate) enum Failure {
 pub(crate) struct Verdict {
     /// What sandvmm exits with.
     pub(crate) exit_code: u8,
-    /// Why the program ended; `None` with a [`Failure`] other than [`Failure::Download`].
+    /// Why the program ended; `None` with a [`Failure`] other than [`Failure::Download`] and [`Failure::Workspace`].
     pub(crate) reason: Option<Reason>,
     /// Why there is no reason.
     pub(crate) error: Option<Failure>,
@@ -229,6 +235,13 @@ impl Verdict {
                     ..Self::ended(code, Reason::Oom)
                 }
             }
+            Outcome::NotKept { status } => {
+                let own = match status {
+                    ExitStatus::Code(code) => Self::ended(exit_code(*code), Reason::Exited),
+                    ExitStatus::Signal(signal) => Self::from_signal(*signal),
+                };
+                own.with_trouble(Failure::Workspace, NOT_KEPT)
+            }
             Outcome::MachineCrashed(crash) => Self::crashed(crash),
             Outcome::LimitExceeded(limit) => Self::limit(*limit),
             Outcome::Policy(sentence) => Self {
@@ -302,9 +315,14 @@ impl Verdict {
         let Some(trouble) = failed.message.filter(|_| failed.error.is_some()) else {
             return Self::copy(error, limits);
         };
+        self.with_trouble(Failure::Download, &trouble)
+    }
+
+    /// The same, of a program that ended, and of which something was lost: its status is kept unless it says that all is well.
+    fn with_trouble(self, failure: Failure, trouble: &str) -> Self {
         let message = match self.message {
             Some(own) => format!("{own}; {trouble}"),
-            None => trouble,
+            None => trouble.to_owned(),
         };
         Self {
             exit_code: if self.exit_code == 0 {
@@ -312,7 +330,7 @@ impl Verdict {
             } else {
                 self.exit_code
             },
-            error: Some(Failure::Download),
+            error: Some(failure),
             message: Some(message),
             ..self
         }
@@ -409,6 +427,22 @@ mod tests {
             (125, Some(Reason::Policy))
         );
         assert_eq!(outcome(&Outcome::SandboxEnded), (125, None));
+    }
+
+    #[test]
+    fn what_was_not_kept_leaves_no_exit_code_of_success() {
+        for (status, exit_code, reason) in [
+            (ExitStatus::Code(0), FAILED, Reason::Exited),
+            (ExitStatus::Code(3), 3, Reason::Exited),
+            (ExitStatus::Signal(15), 143, Reason::Signal),
+        ] {
+            let verdict = Verdict::outcome(&Outcome::NotKept { status }, LIMITS);
+
+            assert_eq!(verdict.exit_code, exit_code);
+            assert_eq!(verdict.reason, Some(reason));
+            assert_eq!(verdict.error, Some(Failure::Workspace));
+            assert!(verdict.message.unwrap().contains(NOT_KEPT));
+        }
     }
 
     #[test]

@@ -366,7 +366,11 @@ impl Agent {
     ) -> Result<(), AgentError> {
         let now = Instant::now();
         self.relays.command_ended(id, now);
-        (self.settle)();
+        // The machine may be killed at any time after this. A disk that fails has not failed the programs that wrote to memory.
+        let is_kept = self
+            .workspace
+            .as_ref()
+            .is_none_or(|folder| rustix::fs::syncfs(folder).is_ok());
         let (disk_used_bytes, disk_free_bytes) = root::disk_bytes();
         self.control.send(&FromAgent::Exited(Exited {
             command_id: id,
@@ -378,6 +382,7 @@ impl Agent {
             peak_processes: usage.peak_processes,
             disk_used_bytes,
             disk_free_bytes,
+            is_kept,
         }))?;
         Ok(())
     }

@@ -62,7 +62,7 @@ impl Host {
             },
             configure: |_| Ok(()),
             renew: |_| Ok(()),
-            settle: || {},
+            workspace: None,
             redial: || Err(ErrorKind::Unsupported.into()),
         };
         thread::spawn(move || Agent::new(setup).unwrap().run());

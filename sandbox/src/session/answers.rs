@@ -354,6 +354,9 @@ fn said(id: u32, outcome: &Outcome) -> String {
         Outcome::Exited(code) => format!("exited with {code}"),
         Outcome::Signaled(signal) => format!("was ended by signal {signal}"),
         Outcome::OutOfMemory { .. } => "ran out of memory".to_owned(),
+        Outcome::NotKept { .. } => {
+            "ended, and not all that it wrote is on the workspace's disk".to_owned()
+        }
         other => format!("was ended: {other:?}"),
     };
     format!("Command {id} {how}")

@@ -213,6 +213,7 @@ fn exited(command_id: u32, status: ExitStatus, oom_kills: u32) -> FromAgent {
         peak_processes: 3,
         disk_used_bytes: 8192,
         disk_free_bytes: 1 << 20,
+        is_kept: true,
     })
 }
 

@@ -192,6 +192,26 @@ fn a_command_that_does_not_start_says_why_and_may_be_tried_again() {
 }
 
 #[test]
+fn a_command_whose_writes_are_lost_has_not_succeeded() {
+    let (sandbox, peer, mut agent) = ready_sandbox(None);
+    let (mut child, _, _) = running(&sandbox, &peer, &mut agent);
+    let FromAgent::Exited(ended) = exited(child.id(), ExitStatus::Code(0), 0) else {
+        panic!("it is one");
+    };
+
+    say(
+        &mut agent,
+        &FromAgent::Exited(Exited {
+            is_kept: false,
+            ..ended
+        }),
+    );
+
+    let status = crate::ExitStatus::Code(0);
+    assert_eq!(child.wait().outcome, Outcome::NotKept { status });
+}
+
+#[test]
 fn lack_of_memory_is_told_apart_from_a_signal() {
     let (sandbox, peer, mut agent) = ready_sandbox(None);
     for (status, oom_kills, expected) in [

@@ -65,6 +65,7 @@ fn guest(peer: &Peer, mut agent: UnixStream, program: Option<&[&str]>) {
                         process_limit_hits: 0,
                         disk_used_bytes: 0,
                         disk_free_bytes: 1 << 20,
+                        is_kept: true,
                     });
                     // The test may be over.
                     let _ = frame::write(&mut agent, &exited, MAX_FROM_AGENT_BYTES);
