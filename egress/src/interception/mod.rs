@@ -7,6 +7,7 @@ pub mod answers;
 mod authority;
 mod mask;
 mod needle;
+mod placeholders;
 mod requests;
 mod roots;
 mod session;

@@ -1,30 +1,18 @@
 //! The requests of one connection that was opened: each is checked as plain HTTP is, and in the values of its header fields, and
 //! nowhere else, placeholders become secrets. None asks for an answer in which a secret could not be seen.
 
-use std::fmt;
 use std::sync::Arc;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use memchr::memmem;
 use zeroize::Zeroizing;
 
 use super::answers::Asked;
 use super::needle::Forms;
-use crate::http::{HttpError, HttpGuard, MAX_FIELDS, MAX_HEAD_BYTES, Piece};
+use super::placeholders::{MAX_FILLED_BYTES, Placeholders};
+use crate::http::{HttpError, HttpGuard, MAX_FIELDS, Piece};
 use crate::policy::Target;
 use crate::relay::MAX_HELD_BYTES;
 use crate::secret::Secret;
-
-/// Longest head with secrets in it, in bytes.
-const MAX_FILLED_BYTES: usize = MAX_HEAD_BYTES + (64 << 10);
-
-/// The fields that hold credentials in Base64 (RFC 7617): a placeholder in there is found too.
-const CREDENTIALS: [&str; 2] = ["authorization", "proxy-authorization"];
-const BASIC: &[u8] = b"basic ";
-
-/// Longest credentials that a placeholder is looked for in, in bytes: what is beside the secret is the guest's choice, and is kept.
-const MAX_CREDENTIALS_BYTES: usize = 4 << 10;
 
 /// Fields by which a request asks for an answer that is compressed, or for a part of one: in neither a secret is seen. They are left out
 /// of every request, as a server may show on one connection what it was sent on another.
@@ -32,22 +20,11 @@ const LEFT_OUT: [&str; 4] = ["accept-encoding", "te", "range", "if-range"];
 const IDENTITY: &[u8] = b"identity";
 
 /// The requests of one connection.
+#[derive(Debug)]
 pub(super) struct Requests {
     guard: HttpGuard,
-    /// Those that are for its host.
-    secrets: Vec<Arc<Secret>>,
-    /// What must not come back is told there first.
-    forms: Arc<Forms>,
-}
-
-impl fmt::Debug for Requests {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Requests")
-            .field("guard", &self.guard)
-            .field("secrets", &self.secrets)
-            .finish_non_exhaustive()
-    }
+    /// Those for its host.
+    placeholders: Placeholders,
 }
 
 impl Requests {
@@ -60,8 +37,7 @@ impl Requests {
     ) -> Self {
         Self {
             guard: HttpGuard::opened(target.clone(), port),
-            secrets,
-            forms: Arc::clone(forms),
+            placeholders: Placeholders::new(secrets, forms),
         }
     }
 
@@ -114,7 +90,7 @@ impl Requests {
             {
                 continue;
             }
-            let value = self.value(field)?;
+            let value = self.placeholders.fill(field.name, field.value)?;
             let value = value.unwrap_or_else(|| Zeroizing::new(field.value.to_vec()));
             total += field.name.len() + value.len();
             if total > MAX_FILLED_BYTES {
@@ -134,65 +110,6 @@ impl Requests {
         asked.add(request.method.unwrap_or_default());
         Ok(())
     }
-
-    /// A field's value with secrets, where it has a placeholder.
-    fn value(&self, field: &httparse::Header<'_>) -> Result<Option<Zeroizing<Vec<u8>>>, HttpError> {
-        if let Some(value) = self.replace(field.value)? {
-            return Ok(Some(value));
-        }
-        let holds_credentials = CREDENTIALS
-            .iter()
-            .any(|name| field.name.eq_ignore_ascii_case(name));
-        let Some((scheme, encoded)) = field.value.split_at_checked(BASIC.len()) else {
-            return Ok(None);
-        };
-        if !holds_credentials || !scheme.eq_ignore_ascii_case(BASIC) {
-            return Ok(None);
-        }
-        let Ok(decoded) = STANDARD.decode(encoded.trim_ascii()) else {
-            return Ok(None);
-        };
-        let Some(plain) = self.replace(&decoded)? else {
-            return Ok(None);
-        };
-        if decoded.len() > MAX_CREDENTIALS_BYTES {
-            return Err(HttpError::CredentialsTooLong(MAX_CREDENTIALS_BYTES));
-        }
-        let encoded = Zeroizing::new(STANDARD.encode(plain.as_slice()));
-        if !self.forms.add(encoded.as_bytes()) {
-            return Err(HttpError::TooManySecrets);
-        }
-        Ok(Some(Zeroizing::new([scheme, encoded.as_bytes()].concat())))
-    }
-
-    /// Secrets for placeholders; `None` where there are none.
-    fn replace(&self, text: &[u8]) -> Result<Option<Zeroizing<Vec<u8>>>, HttpError> {
-        let mut replaced: Option<Zeroizing<Vec<u8>>> = None;
-        for secret in &self.secrets {
-            let text = replaced
-                .as_ref()
-                .map_or(text, |replaced| replaced.as_slice());
-            let placeholder = secret.placeholder().as_bytes();
-            let count = memmem::find_iter(text, placeholder).count();
-            if count == 0 {
-                continue;
-            }
-            let length = text.len() + count * secret.value().len();
-            if length > MAX_FILLED_BYTES {
-                return Err(HttpError::TooLong);
-            }
-            let mut next = Zeroizing::new(Vec::with_capacity(length));
-            let mut rest = text;
-            while let Some(at) = memmem::find(rest, placeholder) {
-                next.extend_from_slice(rest.get(..at).unwrap_or_default());
-                next.extend_from_slice(secret.value());
-                rest = rest.get(at + placeholder.len()..).unwrap_or_default();
-            }
-            next.extend_from_slice(rest);
-            replaced = Some(next);
-        }
-        Ok(replaced)
-    }
 }
 
 fn push_field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
@@ -206,7 +123,6 @@ fn push_field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::mask::Masks;
     use super::*;
     use crate::name::HostName;
 
@@ -215,7 +131,6 @@ mod tests {
     struct Case {
         requests: Requests,
         secret: Arc<Secret>,
-        forms: Arc<Forms>,
         asked: Asked,
     }
 
@@ -227,11 +142,10 @@ mod tests {
 
         fn with(secret: &Arc<Secret>) -> Self {
             let target = Target::Name(HostName::parse("a.example").unwrap());
-            let forms = Arc::default();
+            let secrets = vec![Arc::clone(secret)];
             Self {
-                requests: Requests::new(&target, 443, vec![Arc::clone(secret)], &forms),
+                requests: Requests::new(&target, 443, secrets, &Arc::default()),
                 secret: Arc::clone(secret),
-                forms,
                 asked: Asked::default(),
             }
         }
@@ -260,26 +174,6 @@ mod tests {
             "GET /x HTTP/1.1\r\nHost: a.example\r\nAuthorization: Bearer s3cr3t-value\r\nx-two: s3cr3t-value,s3cr3t-value\r\n\
              Accept-Encoding: identity\r\n\r\n"
         );
-    }
-
-    #[test]
-    fn basic_credentials_are_looked_into() {
-        let mut case = Case::new();
-        let encoded = STANDARD.encode(format!("me:{}", case.secret.placeholder()));
-        let out = case
-            .taken(&format!(
-                "GET / HTTP/1.1\r\nHost: a.example\r\nAuthorization: Basic {encoded}\r\n\r\n"
-            ))
-            .unwrap();
-        let expected = STANDARD.encode(format!("me:{VALUE}"));
-        assert!(
-            out.contains(&format!("Authorization: Basic {expected}\r\n")),
-            "{out}"
-        );
-
-        let (mut back, mut masks) = (Vec::new(), Masks::new([], &case.forms));
-        masks.take(format!("[{expected}]").as_bytes(), 0, &mut back);
-        assert!(back.iter().all(|byte| b"[]*".contains(byte)));
     }
 
     #[test]
@@ -367,43 +261,6 @@ mod tests {
             .take(head.as_bytes(), &mut case.asked, &mut out);
         assert_eq!(taken, Err(HttpError::TooLong));
         assert!(out.is_empty());
-    }
-
-    #[test]
-    fn credentials_without_end_are_refused() {
-        let mut case = Case::new();
-        let mut end = Ok(String::new());
-        for number in 0..200 {
-            case.asked = Asked::default();
-            let encoded = STANDARD.encode(format!("{number}:{}", case.secret.placeholder()));
-            end = case.taken(&format!(
-                "GET / HTTP/1.1\r\nHost: a.example\r\nAuthorization: Basic {encoded}\r\n\r\n"
-            ));
-            if end.is_err() {
-                break;
-            }
-        }
-        assert_eq!(end, Err(HttpError::TooManySecrets));
-    }
-
-    #[test]
-    fn credentials_are_no_longer_than_their_bound_beside_a_secret() {
-        let mut case = Case::new();
-        let mut head = |user: usize| {
-            let encoded = STANDARD.encode(format!(
-                "{}:{}",
-                "u".repeat(user),
-                case.secret.placeholder()
-            ));
-            case.taken(&format!(
-                "GET / HTTP/1.1\r\nHost: a.example\r\nAuthorization: Basic {encoded}\r\n\r\n"
-            ))
-        };
-        head(MAX_CREDENTIALS_BYTES / 2).unwrap();
-        assert_eq!(
-            head(MAX_CREDENTIALS_BYTES),
-            Err(HttpError::CredentialsTooLong(MAX_CREDENTIALS_BYTES))
-        );
     }
 
     #[test]

@@ -57,8 +57,9 @@ tried("trace", lambda: raw("TRACE /show/trace HTTP/1.1\r\nHost: api.example\r\nA
 # curl, as another machine has it.
 if os.path.exists("curl"):
     curl = ["curl/ld-linux-x86-64.so.2", "--library-path", "curl", "curl/curl", "--silent", "--show-error", "--max-time", "60"]
-    done = subprocess.run([*curl, "--header", f"Authorization: {bearer}", "https://api.example/show/curl"], capture_output=True, text=True)
-    print("curl", done.stdout.strip(), done.stderr)
+    for name, credentials in (("curl", ["--header", f"Authorization: {bearer}"]), ("curl-user", ["--user", f"me:{token}"])):
+        done = subprocess.run([*curl, *credentials, f"https://api.example/show/{name}"], capture_output=True, text=True)
+        print(name, done.stdout.strip(), done.stderr)
 
 sys.stdout.flush()
 urllib.request.urlopen("http://allowed.example/wait", timeout=300).read()
