@@ -38,8 +38,10 @@ impl Process {
 pub enum Verdict {
     /// It was carried.
     Allowed,
-    /// It was refused, by a rule's absence, a check or a bound.
+    /// It was refused, by a rule's absence or a check.
     Denied,
+    /// It was refused by a bound, whatever the rules say.
+    Limited,
     /// It was allowed, and the network or the client failed it.
     Failed,
 }
@@ -72,6 +74,8 @@ pub struct Record {
     pub bytes_in: u64,
     /// How long it took.
     pub duration_ms: u64,
+    /// Attempts that were denied before this one and have no record: there were too many at once.
+    pub unrecorded: u64,
 }
 
 impl Record {
@@ -93,6 +97,7 @@ impl Record {
             bytes_out: 0,
             bytes_in: 0,
             duration_ms: 0,
+            unrecorded: 0,
         }
     }
 
@@ -114,7 +119,7 @@ impl Record {
     pub fn line(&self) -> String {
         let verdict = match self.verdict {
             Verdict::Allowed => "allowed",
-            Verdict::Denied => "denied",
+            Verdict::Denied | Verdict::Limited => "denied",
             Verdict::Failed => "failed",
         };
         let host = if self.host.contains(':') {
@@ -218,7 +223,7 @@ mod tests {
             record.json(),
             "{\"time_ms\":1,\"sandbox\":\"sandvmm\",\"process\":{\"pid\":7,\"name\":\"py\\\\u{1b}[31m\\\\u{202e}\"},\
              \"host\":\"pypi.org\",\"port\":443,\"address\":null,\"verdict\":\"denied\",\"rule\":null,\
-             \"reason\":\"not allowed; add --allow-host pypi.org\",\"bytes_out\":0,\"bytes_in\":0,\"duration_ms\":0}"
+             \"reason\":\"not allowed; add --allow-host pypi.org\",\"bytes_out\":0,\"bytes_in\":0,\"duration_ms\":0,\"unrecorded\":0}"
         );
     }
 

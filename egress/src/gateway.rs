@@ -18,6 +18,8 @@ use crate::interception::Interception;
 use crate::name::HostName;
 use crate::policy::{Policy, Target};
 use crate::relay::{Count, End, MAX_HELD_BYTES, relay};
+use crate::tally::Tally;
+pub use crate::tally::{Sink, Totals};
 
 /// How long a guest may take to say where a stream is to go, and its client to say its first words where these are looked
 /// into. A client may read its list of certificates in between, and its processor be slow or emulated: pip was seen to take ten seconds.
@@ -29,8 +31,8 @@ const STACK_BYTES: usize = 256 << 10;
 /// The same where TLS may be opened: two handshakes, with chains of certificates of a server's choice.
 const OPENING_STACK_BYTES: usize = 1 << 20;
 
-/// Records of attempts above the rate: one in this time, the rest is counted.
-const SUPPRESSED_PERIOD: Duration = Duration::from_secs(1);
+/// Attempts above the bound of connections that are read at one time, so that it is told where to they were. Further ones are counted.
+const REFUSING_PLACES: usize = 16;
 
 /// What a guest may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,9 +117,6 @@ pub enum Decision {
 /// Decides on each attempt; the rule that would allow it comes with it.
 pub type Decide = dyn Fn(&Attempt, Option<&str>) -> Decision + Send + Sync;
 
-/// Is told of each attempt, on the thread of its connection.
-pub type Sink = dyn Fn(&Record) + Send + Sync;
-
 /// What a gateway is made from.
 #[derive(Clone)]
 pub struct Options {
@@ -163,22 +162,6 @@ impl fmt::Debug for Options {
     }
 }
 
-/// What has left so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Totals {
-    /// Attempts that were carried and are over.
-    pub allowed: u64,
-    /// Attempts that were denied, those above the rate included.
-    pub denied: u64,
-    /// Attempts that the network failed.
-    pub failed: u64,
-    /// Bytes to servers.
-    pub bytes_out: u64,
-    /// Bytes from servers.
-    pub bytes_in: u64,
-}
-
 /// One sandbox's way out. Clones are the same.
 #[derive(Debug, Clone)]
 pub struct Gateway(Arc<Inner>);
@@ -188,27 +171,43 @@ struct Inner {
     options: Options,
     policy: Mutex<Policy>,
     connections: AtomicUsize,
+    /// Those above the bound, which are being read.
+    refusing: AtomicUsize,
     bytes_left: AtomicU64,
-    rate: Mutex<Rate>,
-    totals: Mutex<Totals>,
-}
-
-/// A bucket of attempts that fills with time.
-#[derive(Debug)]
-struct Rate {
-    attempts: f64,
-    filled_at: Instant,
-    /// When an attempt above the rate was last told of.
-    told_at: Option<Instant>,
+    tally: Tally,
 }
 
 /// A connection's place; dropping it gives it back.
 #[derive(Debug)]
-struct Place(Arc<Inner>);
+struct Place {
+    inner: Arc<Inner>,
+    /// Whether it is one of [`REFUSING_PLACES`].
+    is_above: bool,
+}
+
+impl Place {
+    fn new(inner: &Arc<Inner>) -> Option<Self> {
+        [false, true].into_iter().find_map(|is_above| {
+            let place = Self {
+                inner: Arc::clone(inner),
+                is_above,
+            };
+            let (taken, most) = match is_above {
+                false => (&inner.connections, inner.options.limits.connections),
+                true => (&inner.refusing, REFUSING_PLACES),
+            };
+            (taken.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
+        })
+    }
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+        let taken = match self.is_above {
+            false => &self.inner.connections,
+            true => &self.inner.refusing,
+        };
+        taken.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -216,17 +215,12 @@ impl Gateway {
     /// One for a sandbox that has started nothing yet.
     #[must_use]
     pub fn new(options: Options) -> Self {
-        let attempts = f64::from(options.limits.attempts_per_second) * 2.0;
         Self(Arc::new(Inner {
             policy: Mutex::new(options.policy.clone()),
             connections: AtomicUsize::new(0),
+            refusing: AtomicUsize::new(0),
             bytes_left: AtomicU64::new(options.limits.bytes),
-            rate: Mutex::new(Rate {
-                attempts,
-                filled_at: Instant::now(),
-                told_at: None,
-            }),
-            totals: Mutex::new(Totals::default()),
+            tally: Tally::new(options.limits.attempts_per_second, options.sink.clone()),
             options,
         }))
     }
@@ -248,66 +242,85 @@ impl Gateway {
         self.0.options.decide.is_some()
     }
 
-    /// How many connections there are.
+    /// How many connections there are, with those that are being refused.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.0.connections.load(Ordering::Relaxed)
+        self.0.connections.load(Ordering::Relaxed) + self.0.refusing.load(Ordering::Relaxed)
     }
 
     /// What has left so far.
     #[must_use]
     pub fn totals(&self) -> Totals {
-        *lock(&self.0.totals)
+        self.0.tally.totals()
+    }
+
+    /// Tells of attempts that were counted since the last record. They are told of with the next one anyway, if there is one.
+    pub fn tell_rest(&self) {
+        self.0.tally.tell_rest();
     }
 
     /// Takes a stream that the guest has opened and serves it on a thread of its own; never waits. `first_words` reads from it
     /// where it is to go, all of it within [`FIRST_WORDS_LIMIT`]; `connected` is written to it in front of the server's
-    /// first byte. Above the bounds the stream is closed.
+    /// first byte. Above the bounds the stream is closed; as far as there are [`REFUSING_PLACES`] it is read before, for the record.
     pub fn take<F>(&self, stream: UnixStream, first_words: F, connected: &'static [u8])
     where
         F: FnOnce(&mut Timed<'_>) -> io::Result<Attempt> + Send + 'static,
     {
-        let taken = self.0.connections.fetch_add(1, Ordering::Relaxed);
-        let place = Place(Arc::clone(&self.0));
-        if taken >= self.0.options.limits.connections {
-            lock(&self.0.totals).denied += 1;
+        let Some(place) = Place::new(&self.0) else {
+            self.count_refused(1);
             return;
-        }
+        };
+        let is_above = place.is_above;
         let gateway = self.clone();
         let stack_bytes = match self.0.options.interception {
             Some(_) => OPENING_STACK_BYTES,
             None => STACK_BYTES,
         };
-        // Where the system has no thread the closed stream is the refusal.
-        let _ = thread::Builder::new()
+        let started = thread::Builder::new()
             .name("egress".to_owned())
             .stack_size(stack_bytes)
             .spawn(move || {
                 let _place = place;
                 let mut stream = stream;
-                if let Ok(attempt) = first_words(&mut Timed::new(&stream)) {
-                    gateway.serve(&attempt, &mut stream, connected);
+                match first_words(&mut Timed::new(&stream)) {
+                    Ok(attempt) if is_above => gateway.refuse_above(&attempt),
+                    Ok(attempt) => gateway.serve(&attempt, &mut stream, connected),
+                    // It says where to, but that is no place.
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        gateway.count_refused(1);
+                    }
+                    Err(_) => {}
                 }
             });
+        // Where the system has no thread the closed stream is the refusal.
+        if started.is_err() {
+            self.count_refused(1);
+        }
     }
 
-    /// Takes note of an attempt that the guest's own side has refused.
-    pub fn refused(&self, attempt: &Attempt) {
+    /// Takes note of an attempt that the guest's own side has refused: why, with the verdict, unless it is for want of a rule; and of how
+    /// many others of which nothing more is known.
+    pub fn refused(&self, attempt: &Attempt, why: Option<(Verdict, &str)>, others: u32) {
+        self.count_refused(others);
         let record = self.record(attempt);
-        if self.is_above_rate(&record) {
+        if !self.0.tally.admits(&record) {
             return;
         }
-        self.tell(&self.not_allowed(record, attempt));
+        self.0.tally.tell(match why {
+            Some((verdict, reason)) => record.because(verdict, reason),
+            None => self.not_allowed(record, attempt),
+        });
     }
 
-    /// Takes note of a datagram, which the guest's own side has refused: none leaves.
-    pub fn refused_datagram(&self, attempt: &Attempt) {
-        let record = self.record(attempt);
-        if self.is_above_rate(&record) {
-            return;
-        }
-        let reason = "UDP, and QUIC with it, does not leave; most programs take TCP then";
-        self.tell(&record.because(Verdict::Denied, reason));
+    /// Takes note of attempts of which nothing more is known.
+    pub fn count_refused(&self, attempts: u32) {
+        self.0.tally.count(attempts.into());
+    }
+
+    fn refuse_above(&self, attempt: &Attempt) {
+        let most = self.0.options.limits.connections;
+        let reason = format!("more than {most} connections at once");
+        self.refused(attempt, Some((Verdict::Limited, &reason)), 0);
     }
 
     fn record(&self, attempt: &Attempt) -> Record {
@@ -328,7 +341,7 @@ impl Gateway {
     fn serve(&self, attempt: &Attempt, stream: &mut UnixStream, connected: &[u8]) {
         let began_at = Instant::now();
         let mut record = self.record(attempt);
-        if self.is_above_rate(&record) {
+        if !self.0.tally.admits(&record) {
             return;
         }
         record = match self.decide(attempt) {
@@ -340,7 +353,7 @@ impl Gateway {
             Err(Some(reason)) => record.because(Verdict::Denied, &reason),
         };
         record.duration_ms = millis(began_at.elapsed());
-        self.tell(&record);
+        self.0.tally.tell(record);
     }
 
     /// The policy as it is at this moment and the rule that allows the attempt; or why it is denied, if not for want of a
@@ -432,7 +445,7 @@ impl Gateway {
             Ok(End::Refused(error)) => record.because(Verdict::Denied, &error.to_string()),
             Ok(End::Broken(reason)) => record.because(Verdict::Failed, &reason),
             Ok(End::Idle) => record.because(Verdict::Failed, "nothing moved for an hour"),
-            Ok(End::Budget) => record.because(Verdict::Denied, "the sandbox's bytes are used up"),
+            Ok(End::Budget) => record.because(Verdict::Limited, "the sandbox's bytes are used up"),
             Err(error) => record.because(Verdict::Failed, &error.to_string()),
         }
     }
@@ -445,49 +458,6 @@ impl Gateway {
                 Some((interception, name))
             }
             _ => None,
-        }
-    }
-
-    /// Whether there were too many attempts just now. Of those one a second is told.
-    fn is_above_rate(&self, record: &Record) -> bool {
-        let now = Instant::now();
-        let per_second = f64::from(self.0.options.limits.attempts_per_second);
-        let mut rate = lock(&self.0.rate);
-        let passed = now.saturating_duration_since(rate.filled_at).as_secs_f64();
-        rate.filled_at = now;
-        rate.attempts = (rate.attempts + passed * per_second).min(per_second * 2.0);
-        if rate.attempts >= 1.0 {
-            rate.attempts -= 1.0;
-            return false;
-        }
-        let is_told = rate
-            .told_at
-            .is_some_and(|at| now.saturating_duration_since(at) < SUPPRESSED_PERIOD);
-        if is_told {
-            lock(&self.0.totals).denied += 1;
-        } else {
-            rate.told_at = Some(now);
-            drop(rate);
-            let reason = format!(
-                "more than {per_second} attempts a second; further ones are counted and not told"
-            );
-            self.tell(&record.clone().because(Verdict::Denied, &reason));
-        }
-        true
-    }
-
-    fn tell(&self, record: &Record) {
-        let mut totals = lock(&self.0.totals);
-        match record.verdict {
-            Verdict::Allowed => totals.allowed += 1,
-            Verdict::Denied => totals.denied += 1,
-            Verdict::Failed => totals.failed += 1,
-        }
-        totals.bytes_out += record.bytes_out;
-        totals.bytes_in += record.bytes_in;
-        drop(totals);
-        if let Some(sink) = &self.0.options.sink {
-            sink(record);
         }
     }
 }

@@ -148,6 +148,32 @@ fn what_is_not_allowed_is_closed_at_once_and_nothing_is_resolved() {
 }
 
 #[test]
+fn a_name_is_asked_for_once_a_connection_and_behind_its_checks() {
+    struct Counting(Arc<AtomicUsize>);
+    impl Resolver for Counting {
+        fn resolve(&self, name: &HostName) -> io::Result<Vec<IpAddr>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Loopback.resolve(name)
+        }
+    }
+    let asked = Arc::new(AtomicUsize::new(0));
+    let resolver = Arc::new(Counting(Arc::clone(&asked)));
+    let rig = Rig::new(false, |options| options.resolver = resolver);
+    for (host, times) in [("b.example", 0), ("a.example", 1), ("b.example", 1)] {
+        let mut client = rig.open("a.example");
+        let request = format!("GET / HTTP/1.1\r\nHost: {host}:{}\r\n\r\n", rig.port);
+        client.write_all(request.as_bytes()).unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        if host == "a.example" {
+            drop(rig.listener.accept().unwrap());
+        }
+        rest(&client);
+        rig.record();
+        assert_eq!(asked.load(Ordering::Relaxed), times, "{host}");
+    }
+}
+
+#[test]
 fn words_for_another_host_never_reach_the_server() {
     let rig = Rig::new(false, |_| {});
     let port = rig.port;
@@ -227,6 +253,16 @@ fn connections_at_one_time_are_bounded_and_places_come_back() {
         clients.push((client, rig.listener.accept().unwrap().0));
     }
     assert_eq!(rest(&rig.open("a.example")), b"");
+    let above = rig.record();
+    assert_eq!(above.verdict, Verdict::Limited);
+    assert_eq!(
+        above.line(),
+        format!(
+            "denied: a.example:{} (more than 3 connections at once)",
+            rig.port
+        )
+    );
+    assert_eq!(above.process, Some(Process::new(7, "curl")));
     clients.pop();
     rig.record();
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -242,20 +278,76 @@ fn connections_at_one_time_are_bounded_and_places_come_back() {
 fn attempts_in_a_second_are_bounded_and_told_once() {
     let rig = Rig::new(true, |options| options.limits.attempts_per_second = 5);
     for _ in 0..200 {
-        rig.gateway.refused(&rig.attempt("b.example"));
+        rig.gateway.refused(&rig.attempt("b.example"), None, 1);
     }
-    let told = rig.records.try_iter().count();
-    assert!((11..30).contains(&told), "{told}");
-    assert_eq!(rig.gateway.totals().denied, 200);
+    rig.gateway.tell_rest();
+    let told: Vec<Record> = rig.records.try_iter().collect();
+    assert!((12..30).contains(&told.len()), "{}", told.len());
+    let above = told
+        .iter()
+        .find(|record| record.verdict == Verdict::Limited)
+        .unwrap();
+    let reason = above.reason.as_deref().unwrap();
+    assert!(
+        reason.starts_with("more than 5 attempts a second"),
+        "{reason}"
+    );
+    let all: u64 = told.iter().map(|record| 1 + record.unrecorded).sum();
+    assert_eq!((all, rig.gateway.totals().denied), (400, 400));
 }
 
 #[test]
-fn a_datagram_is_on_record_also_where_its_host_is_allowed() {
+fn what_the_guest_has_refused_has_its_reason() {
     let rig = Rig::new(true, |_| {});
-    rig.gateway.refused_datagram(&rig.attempt("a.example"));
+    let attempt = rig.attempt("a.example");
+    rig.gateway.refused(&attempt, None, 0);
     let record = rig.record();
-    assert_eq!(record.verdict, Verdict::Denied);
-    assert!(record.reason.unwrap().starts_with("UDP"));
+    let reason = format!("not allowed; add --allow-host a.example:{}", rig.port);
+    assert_eq!(
+        (record.verdict, record.reason),
+        (Verdict::Denied, Some(reason))
+    );
+
+    rig.gateway
+        .refused(&attempt, Some((Verdict::Limited, "no room")), 3);
+    let record = rig.record();
+    assert_eq!((record.verdict, record.unrecorded), (Verdict::Limited, 3));
+    assert_eq!(record.reason.as_deref(), Some("no room"));
+}
+
+#[test]
+fn a_flood_above_the_bound_of_connections_is_read_within_a_bound_and_counted() {
+    let rig = Rig::new(true, |options| options.limits.connections = 0);
+    // None of them says where to.
+    let silent: Vec<UnixStream> = (0..100)
+        .map(|_| {
+            let (client, guest) = UnixStream::pair().unwrap();
+            rig.gateway.take(
+                guest,
+                |stream| {
+                    stream.read_exact(&mut [0])?;
+                    Err(io::ErrorKind::InvalidData.into())
+                },
+                CONNECTED,
+            );
+            client
+        })
+        .collect();
+    let denied = |count: u64| {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while rig.gateway.totals().denied < count && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+        rig.gateway.totals().denied
+    };
+    assert_eq!(rig.gateway.connections(), REFUSING_PLACES);
+    assert_eq!(denied(1), 100 - REFUSING_PLACES as u64);
+    for mut client in silent {
+        let _ = client.write_all(b".");
+    }
+    // What says no place is counted as well.
+    assert_eq!(denied(100), 100);
+    assert_eq!(rig.gateway.totals().unrecorded, 100);
 }
 
 #[test]
@@ -317,4 +409,25 @@ fn where_to_go_is_said_in_time_however_slowly_it_is_said() {
         "{took:?}"
     );
     assert_eq!(rig.gateway.connections(), 0);
+}
+
+#[test]
+fn a_clients_first_words_are_waited_for_in_all_and_not_for_each_of_them() {
+    let rig = Rig::new(false, |_| {});
+    let mut client = rig.open("a.example");
+    let begun = Instant::now();
+
+    client.write_all(b"GET /").unwrap();
+    while client.write_all(b"x").is_ok() && begun.elapsed() < FIRST_WORDS_LIMIT * 3 {
+        thread::sleep(Duration::from_millis(500));
+    }
+
+    let took = begun.elapsed();
+    assert!(
+        (FIRST_WORDS_LIMIT..FIRST_WORDS_LIMIT * 2).contains(&took),
+        "{took:?}"
+    );
+    let record = rig.record();
+    assert_eq!(record.verdict, Verdict::Failed);
+    assert!(record.reason.unwrap().ends_with("first words in time"));
 }

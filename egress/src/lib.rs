@@ -19,4 +19,5 @@ pub mod name;
 pub mod policy;
 pub mod relay;
 pub mod secret;
+mod tally;
 pub mod tls;

@@ -140,7 +140,7 @@ impl Way {
     }
 }
 
-/// Carries until both sides are done. `held` is what the client has said so far, of which `passed` bytes may go on.
+/// Carries until both sides are done. `first` is what the client has said so far, and how many bytes of it may go on.
 /// Both streams must be non-blocking.
 ///
 /// # Errors
@@ -149,8 +149,18 @@ pub fn relay(
     guest: BorrowedFd<'_>,
     server: BorrowedFd<'_>,
     guard: &mut Guard,
+    first: (Vec<u8>, usize),
+    count: &mut Count<'_>,
+) -> io::Result<End> {
+    relay_until_idle((guest, server), guard, first, count, IDLE_LIMIT)
+}
+
+fn relay_until_idle(
+    (guest, server): (BorrowedFd<'_>, BorrowedFd<'_>),
+    guard: &mut Guard,
     (held, passed): (Vec<u8>, usize),
     count: &mut Count<'_>,
+    idle_limit: Duration,
 ) -> io::Result<End> {
     let mut out = Way {
         held,
@@ -167,7 +177,7 @@ pub fn relay(
         }
         let of_guest = wanted(out.wants_to_read(), inward.passed > 0);
         let of_server = wanted(inward.wants_to_read(), out.passed > 0);
-        let ready = wait((guest, of_guest), (server, of_server), IDLE_LIMIT)?;
+        let ready = wait((guest, of_guest), (server, of_server), idle_limit)?;
         let Some((guest_is, server_is)) = ready else {
             return Ok(End::Idle);
         };
@@ -381,6 +391,32 @@ mod tests {
         let mut rest = Vec::new();
         server.read_to_end(&mut rest).unwrap();
         assert_eq!((first.as_slice(), rest.as_slice()), (&good[..], &[][..]));
+    }
+
+    #[test]
+    fn a_connection_on_which_nothing_moves_ends_and_one_that_moves_does_not() {
+        const LIMIT: Duration = Duration::from_millis(500);
+        let (mut client, guest) = UnixStream::pair().unwrap();
+        let (_server, upstream) = UnixStream::pair().unwrap();
+        let talking = thread::spawn(move || {
+            for _ in 0..8 {
+                client.write_all(b".").unwrap();
+                thread::sleep(LIMIT / 4);
+            }
+            client
+        });
+        let target = Target::Name(HostName::parse("a.example").unwrap());
+        let (mut guard, left) = (Guard::new(&target, 22, true), AtomicU64::new(u64::MAX));
+        let mut count = Count::new(&left);
+        let end = relay_until_idle(
+            (guest.as_fd(), upstream.as_fd()),
+            &mut guard,
+            (Vec::new(), 0),
+            &mut count,
+            LIMIT,
+        );
+        assert_eq!((end.unwrap(), count.out), (End::Idle, 8));
+        talking.join().unwrap();
     }
 
     #[test]

@@ -16,6 +16,10 @@ pub const MAX_GATE_FRAME_BYTES: usize = 4 << 10;
 /// Most connections of a gate at one time, in both directions together; one more is reset.
 pub const MAX_GATE_CONNECTIONS: usize = 256;
 
+/// Most sockets by which a gate listens: each address takes one for each of its ports, and each name one for each of its ports over
+/// IPv4 and one over IPv6, from when it is first asked for. What finds no room is refused.
+pub const MAX_GATE_LISTENERS: usize = 2048;
+
 /// What is written in front of a connection's first byte.
 pub const CONNECTED: u8 = 1;
 
@@ -30,10 +34,35 @@ pub enum FromGate {
         /// A sentence for the user.
         message: String,
     },
-    /// A program has tried to connect to what no rule allows, and was refused.
-    Refused(Open),
-    /// A program has sent a datagram, which does not leave.
-    RefusedDatagram(Open),
+    /// What a program has tried was refused in the guest.
+    Refused(Refused),
+}
+
+/// An attempt that was refused in the guest, and how many have no word of their own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// What was tried.
+    pub open: Open,
+    /// Why it was refused.
+    pub why: Refusal,
+    /// Attempts that were refused as well, since the word before this one.
+    pub others: u32,
+}
+
+/// Why an attempt was refused in the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// No rule allows it.
+    NotAllowed,
+    /// It was a datagram: none leaves.
+    Datagram,
+    /// A rule allows it, but there are [`MAX_GATE_LISTENERS`] already.
+    NoListener,
+    /// A rule allows it, but a program of the guest listens on the port, on all addresses, and has got the connection.
+    PortTaken,
+    /// There are [`MAX_GATE_CONNECTIONS`] already, or the guest has no memory for one more.
+    NoConnection,
 }
 
 /// A connection that a program wants to make; first frame of its stream.

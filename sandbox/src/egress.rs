@@ -27,7 +27,8 @@ pub use egress::secret::{MAX_SECRET_BYTES, Secret, SecretError};
 use protocol::frame::{self, FrameError, MAX_TO_AGENT_BYTES};
 use protocol::gate::{
     AUTHORITY_FILE, AddressRule, CONNECTED, EXTRA_TRUST_VARIABLE, FromGate, Inward,
-    MAX_GATE_FRAME_BYTES, NameRule, Open, Rules, TRUST_FILE, TRUST_VARIABLES, Trust,
+    MAX_GATE_CONNECTIONS, MAX_GATE_FRAME_BYTES, MAX_GATE_LISTENERS, NameRule, Open, Refusal,
+    Refused, Rules, TRUST_FILE, TRUST_VARIABLES, Trust,
 };
 
 use crate::error::StartError;
@@ -195,12 +196,7 @@ impl EgressHandle {
 
     /// Waits, at most for `limit`, until all is told of a sandbox that has ended.
     pub fn settle(&self, limit: Duration) {
-        let deadline = Instant::now() + limit;
-        let is_busy =
-            || self.0.gateway.connections() > 0 || self.0.listening.load(Ordering::Relaxed) > 0;
-        while is_busy() && Instant::now() < deadline {
-            thread::sleep(SETTLE_PERIOD);
-        }
+        self.0.settle(limit);
     }
 
     /// What has left so far.
@@ -240,6 +236,17 @@ impl Egress {
     pub(crate) fn secret_names(&self) -> impl Iterator<Item = &str> {
         let placeholders = self.interception.iter().flat_map(|all| all.placeholders());
         placeholders.map(|(name, _)| name)
+    }
+
+    /// Waits, at most for `limit`, until all is told of a machine that is gone.
+    pub(crate) fn settle(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let is_busy =
+            || self.gateway.connections() > 0 || self.listening.load(Ordering::Relaxed) > 0;
+        while is_busy() && Instant::now() < deadline {
+            thread::sleep(SETTLE_PERIOD);
+        }
+        self.gateway.tell_rest();
     }
 
     fn change(&self, change: impl FnOnce(&mut Policy)) {
@@ -340,18 +347,47 @@ impl Egress {
         match word {
             FromGate::Ready => shared.gate_is_ready(),
             FromGate::Failed { message } => shared.gate_failed(one_line(message.as_bytes())),
-            FromGate::Refused(open) => {
-                if let Some(attempt) = attempt(open) {
-                    self.gateway.refused(&attempt);
-                }
-            }
-            FromGate::RefusedDatagram(open) => {
-                if let Some(attempt) = attempt(open) {
-                    self.gateway.refused_datagram(&attempt);
-                }
-            }
+            FromGate::Refused(refused) => self.gate_refused(refused),
             _ => {}
         }
+    }
+
+    fn gate_refused(&self, Refused { open, why, others }: Refused) {
+        let Some(attempt) = attempt(open) else {
+            return self.gateway.count_refused(others.saturating_add(1));
+        };
+        let port = attempt.port;
+        let why = match why {
+            Refusal::NotAllowed => None,
+            Refusal::Datagram => Some((
+                Verdict::Denied,
+                "UDP, and QUIC with it, does not leave; most programs take TCP then".to_owned(),
+            )),
+            Refusal::NoListener => Some((
+                Verdict::Limited,
+                format!(
+                    "allowed, but the guest has its {MAX_GATE_LISTENERS} listeners: one for each allowed address and port, two for each \
+                     port of a name that was asked for; use or allow fewer"
+                ),
+            )),
+            Refusal::PortTaken => Some((
+                Verdict::Failed,
+                format!(
+                    "a program in the guest listens on port {port} of all addresses, and has got it"
+                ),
+            )),
+            Refusal::NoConnection => Some((
+                Verdict::Limited,
+                format!(
+                    "more than {MAX_GATE_CONNECTIONS} connections of the guest at once, or no memory for one more"
+                ),
+            )),
+            _ => Some((Verdict::Denied, "the guest has refused it".to_owned())),
+        };
+        let why = why
+            .as_ref()
+            .map(|(verdict, reason)| (*verdict, reason.as_str()));
+        self.gateway.refused(&attempt, why, others);
     }
 }
 

@@ -38,6 +38,9 @@ pub(crate) use start::{GuestOptions, Plan};
 /// a socket or pipe can hold.
 const MAX_LAST_PIECES: usize = 256;
 
+/// How long what is left to tell of connections may take when the machine is gone: the event that it is gone is the last one.
+const LAST_CONNECTIONS_LIMIT: Duration = Duration::from_millis(100);
+
 #[derive(Debug)]
 struct Supervisor {
     shared: Arc<Shared>,
@@ -90,6 +93,9 @@ fn finish(shared: &Shared, reason: Reason) {
         state.phase = Phase::Over(reason.over());
     }
     drop(state);
+    if let Some(egress) = &shared.egress {
+        egress.settle(LAST_CONNECTIONS_LIMIT);
+    }
     shared.events.emit(ended);
     shared.notify();
 }

@@ -1,4 +1,5 @@
-//! Much that leaves a machine: bytes in bulk both ways, and connections without number. Neither takes more of the host than is said.
+//! Much that leaves a machine: bytes in bulk both ways, and connections without number. Neither takes more of the host than is said, and
+//! what is above a bound is told or counted.
 
 use std::fs;
 
@@ -102,4 +103,69 @@ for _ in range(5):
     let object: Value =
         serde_json::from_slice(&fs::read(network.path("flood.json")).unwrap()).unwrap();
     assert_eq!(object["stdout"], format!("{count}\ngood\n"), "{object}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
+fn what_finds_no_room_is_told_by_its_bound_and_all_is_counted() {
+    let network = Network::new(&[("crowd.py", include_str!("egress/crowd.py"))]);
+
+    let output = network.run(
+        "sandvmm run --cold --json --timeout 600s --egress-log log --events events --allow-host allowed.example:5432 --raw-port 5432 \
+             --allow-host \"*.crowd.example:$(seq -s, 9100 9131)\" crowd.py
+         sandvmm run --cold --timeout 600s --allow-host allowed.example -c 'import socket, time
+for port in range(1000, 1200):
+    socket.socket().connect_ex((\"93.184.216.34\", port))
+time.sleep(2)'",
+    );
+
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(object["stdout"], "256\n1\n500\n", "{object}");
+    let records = network.records();
+    let of = |host: &str, verdict: &str| {
+        let found = records
+            .iter()
+            .filter(|record| record["host"] == host && record["verdict"] == verdict);
+        found.collect::<Vec<_>>()
+    };
+    let said = |record: &Value| record["reason"].as_str().unwrap().to_owned();
+    let [name] = of("h39.crowd.example", "limited")[..] else {
+        panic!("{records:?}");
+    };
+    assert!(said(name).contains("2048 listeners"), "{name}");
+    assert!(!said(name).contains("--allow-host"), "{name}");
+    let above = of("allowed.example", "limited");
+    assert!(above.len() < 44 && !above.is_empty(), "{above:?}");
+    for record in above {
+        assert!(said(record).contains("256 connections"), "{record}");
+    }
+    assert_eq!(of("allowed.example", "allowed").len(), 256);
+    let denied = of("denied.example", "denied").len();
+    assert!((50..400).contains(&denied), "{denied}");
+
+    // None is lost: what has no record is counted by one that is, and by the report.
+    let unrecorded = |record: &Value| record["unrecorded"].as_u64().unwrap();
+    let counted: u64 = records.iter().map(unrecorded).sum();
+    let egress = &object["egress"];
+    assert_eq!(counted, unrecorded(egress));
+    assert_eq!(egress["denied"], 1 + 44 + 500, "{egress}");
+    assert_eq!(records.len() as u64 + counted, 256 + 1 + 44 + 500);
+    let listed = egress["refused"].as_array().unwrap();
+    assert!(listed.iter().any(|one| one["verdict"] == "limited"));
+    let events = fs::read_to_string(network.path("events")).unwrap();
+    let told = events
+        .lines()
+        .filter(|line| line.contains("\"connection\""));
+    assert_eq!(told.count(), records.len());
+
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.contains("sandvmm: denied: 93.184.216.34:1000 (not allowed"),
+        "{stderr}"
+    );
+    let end = " more attempts that were not recorded one by one\n";
+    let line = stderr
+        .lines()
+        .find(|line| format!("{line}\n").ends_with(end));
+    assert!(line.is_some(), "{stderr}");
 }

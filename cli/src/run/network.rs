@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sandvmm::egress::{MAX_ROOTS_BYTES, Record, Rule, RuleError, Secret, Verdict};
+use sandvmm::egress::{MAX_ROOTS_BYTES, Record, Rule, RuleError, Secret, Totals, Verdict};
 use sandvmm::{PublishedPort, Sandbox, SandboxBuilder};
 use serde::Serialize;
 
@@ -143,6 +143,7 @@ pub(crate) struct NetworkReport {
     allowed: u64,
     denied: u64,
     failed: u64,
+    unrecorded: u64,
     bytes_out: u64,
     bytes_in: u64,
     refused: Vec<Refused>,
@@ -270,6 +271,16 @@ impl Network {
         Ok(())
     }
 
+    /// Says how many attempts were denied that are not on record, in a sandbox that has ended.
+    pub(crate) fn say_unrecorded(&self, sandbox: &Sandbox) {
+        if let Some(handle) = sandbox.egress() {
+            handle.settle(SETTLE_LIMIT);
+            unrecorded(&handle.totals())
+                .iter()
+                .for_each(|line| notice::say(line));
+        }
+    }
+
     /// What left a sandbox that has ended; none where nothing may.
     pub(crate) fn report(&self, sandbox: Option<&Sandbox>) -> Option<NetworkReport> {
         let sandbox = sandbox?;
@@ -281,6 +292,7 @@ impl Network {
             allowed: totals.allowed,
             denied: totals.denied,
             failed: totals.failed,
+            unrecorded: totals.unrecorded,
             bytes_out: totals.bytes_out,
             bytes_in: totals.bytes_in,
             refused: told.listed.clone(),
@@ -288,6 +300,12 @@ impl Network {
             published: sandbox.published(),
         })
     }
+}
+
+/// What is said of attempts that nothing else was said of; none where all was.
+fn unrecorded(totals: &Totals) -> Option<String> {
+    let count = notice::count(totals.unrecorded, "more attempt");
+    (totals.unrecorded > 0).then(|| format!("denied: {count} that were not recorded one by one"))
 }
 
 impl Told {

@@ -171,6 +171,9 @@ impl Session {
                 }
             }
         }
+        if let (Some(sandbox), false) = (self.shared.sandbox.get(), self.is_silent()) {
+            self.plan.network.say_unrecorded(sandbox);
+        }
         announce(&self.args, &verdict, || {
             let streams = &told.streams;
             Report::new(

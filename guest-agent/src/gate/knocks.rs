@@ -3,18 +3,8 @@
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
-
-/// Refusals of one address and port within this time are told once: clients try again.
-const REPEAT_PERIOD: Duration = Duration::from_secs(1);
-
-/// Refusals that are remembered for that.
-const MAX_REMEMBERED: usize = 64;
-
-/// Refusals in a second that are told; further ones are not.
-const MAX_PER_SECOND: usize = 50;
 
 /// Bytes of a segment that are read: both headers at their longest.
 const SEGMENT_BYTES: usize = 120;
@@ -26,12 +16,9 @@ pub(super) struct Knock {
     pub(super) from_port: u16,
 }
 
-/// The socket, and what was told.
+/// The socket that sees them.
 #[derive(Debug)]
-pub(super) struct Knocks {
-    socket: Socket,
-    told: Vec<(SocketAddr, Instant)>,
-}
+pub(super) struct Knocks(Socket);
 
 impl Knocks {
     /// Of TCP.
@@ -48,33 +35,18 @@ impl Knocks {
         let socket = Socket::new(Domain::IPV4, Type::RAW, Some(protocol))?;
         socket.attach_filter(filter)?;
         // What came between the socket and its filter is no concern: nothing runs yet.
-        Ok(Self {
-            socket,
-            told: Vec::new(),
-        })
+        Ok(Self(socket))
     }
 
     /// Waits for the next one. `None` for what is none.
-    pub(super) fn next(&mut self) -> io::Result<Option<Knock>> {
+    pub(super) fn next(&self) -> io::Result<Option<Knock>> {
         let mut segment = [0; SEGMENT_BYTES];
-        let count = match (&self.socket).read(&mut segment) {
+        let count = match (&self.0).read(&mut segment) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(None),
             Err(error) => return Err(error),
         };
         Ok(parse(segment.get(..count).unwrap_or_default()))
-    }
-
-    /// Whether it is to be told of.
-    pub(super) fn is_news(&mut self, to: SocketAddr, now: Instant) -> bool {
-        self.told
-            .retain(|(_, at)| now.saturating_duration_since(*at) < REPEAT_PERIOD);
-        let is_known = self.told.iter().any(|(told, _)| *told == to);
-        if is_known || self.told.len() >= MAX_PER_SECOND.min(MAX_REMEMBERED) {
-            return false;
-        }
-        self.told.push((to, now));
-        true
     }
 }
 
@@ -144,22 +116,5 @@ mod tests {
             assert_eq!(parse(&packet[..packet.len() - 1]), None);
         }
         assert_eq!(parse(&[]), None);
-    }
-
-    #[test]
-    fn what_repeats_is_told_once_and_floods_are_bounded() {
-        let Ok(mut knocks) = Knocks::new() else {
-            // Without the right to a raw socket there is nothing to test.
-            return;
-        };
-        let now = Instant::now();
-        let address = |port| SocketAddr::new([1, 1, 1, 1].into(), port);
-        assert!(knocks.is_news(address(443), now));
-        assert!(!knocks.is_news(address(443), now));
-        assert!(knocks.is_news(address(443), now + REPEAT_PERIOD));
-        let told = (0..1000)
-            .filter(|port| knocks.is_news(address(*port), now))
-            .count();
-        assert!(told < MAX_PER_SECOND);
     }
 }

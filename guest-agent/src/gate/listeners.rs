@@ -6,14 +6,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 
-use protocol::gate::{AddressRule, Rules};
+use protocol::gate::{AddressRule, MAX_GATE_LISTENERS, Refusal, Rules, Target};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use socket2::{Domain, Socket, Type};
 
 use super::names::{self, Names};
-
-/// Most sockets that listen. Names beyond that are refused as if they were not allowed.
-pub(super) const MAX_LISTENERS: usize = 2048;
 
 /// Connections that the kernel holds for one socket before they are taken.
 const BACKLOG: i32 = 128;
@@ -29,6 +26,8 @@ pub(super) struct Listeners {
     sockets: HashMap<u64, (SocketAddr, Socket)>,
     numbers: HashMap<SocketAddr, u64>,
     next_number: u64,
+    /// Most sockets.
+    room: usize,
 }
 
 impl Listeners {
@@ -38,6 +37,7 @@ impl Listeners {
             sockets: HashMap::new(),
             numbers: HashMap::new(),
             next_number: 0,
+            room: MAX_GATE_LISTENERS,
         })
     }
 
@@ -89,20 +89,47 @@ impl Listeners {
 
     fn add(&mut self, wanted: impl IntoIterator<Item = SocketAddr>) {
         for address in wanted {
-            if self.numbers.contains_key(&address) || self.sockets.len() >= MAX_LISTENERS {
-                continue;
-            }
-            // A program that listens on the port for all addresses keeps it, and gets what goes there.
-            let Ok(socket) = listen(address) else {
-                continue;
-            };
-            let number = self.next_number;
-            let data = EventData::new_u64(number);
-            if epoll::add(&self.epoll, &socket, data, EventFlags::IN).is_ok() {
+            // Why there is none is told when a program tries to connect.
+            let _ = self.add_one(address);
+        }
+    }
+
+    /// Listens on one address more, if that is not done already.
+    fn add_one(&mut self, address: SocketAddr) -> Result<(), Refusal> {
+        if self.numbers.contains_key(&address) {
+            return Ok(());
+        }
+        if self.sockets.len() >= self.room {
+            return Err(Refusal::NoListener);
+        }
+        let number = self.next_number;
+        let data = EventData::new_u64(number);
+        let socket = listen(address).and_then(|socket| {
+            epoll::add(&self.epoll, &socket, data, EventFlags::IN)?;
+            Ok(socket)
+        });
+        match socket {
+            Ok(socket) => {
                 self.next_number += 1;
                 self.numbers.insert(address, number);
                 self.sockets.insert(number, (address, socket));
+                Ok(())
             }
+            // A program that listens on the port for all addresses keeps it, and gets what goes there.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(Refusal::PortTaken),
+            Err(_) => Err(Refusal::NoListener),
+        }
+    }
+
+    /// Why a connection to an address was not taken. Where it can be taken by now, the next one is.
+    pub(super) fn refusal(&mut self, rules: &Rules, names: &Names, to: SocketAddr) -> Refusal {
+        let Some(wanted) = wanted(rules, names, to) else {
+            return Refusal::NotAllowed;
+        };
+        match self.add_one(wanted) {
+            // The rule has come since.
+            Ok(()) => Refusal::NotAllowed,
+            Err(refusal) => refusal,
         }
     }
 
@@ -125,6 +152,32 @@ fn of_name<'a>(
             SocketAddr::new(names::v6(number).into(), port),
         ]
     })
+}
+
+/// The address to listen on for connections to this one, if these rules allow them.
+fn wanted(rules: &Rules, names: &Names, to: SocketAddr) -> Option<SocketAddr> {
+    if let Target::Name(name) = names.target(to.ip()) {
+        return names::ports(rules, &name)
+            .contains(&to.port())
+            .then_some(to);
+    }
+    let covering = rules.addresses.iter().filter(|rule| covers(rule, to.ip()));
+    covering.flat_map(literals).find(|address| {
+        *address == to || address.ip().is_unspecified() && address.port() == to.port()
+    })
+}
+
+fn covers(rule: &AddressRule, address: IpAddr) -> bool {
+    let (first, address, bits) = match (rule.address, address) {
+        (IpAddr::V4(first), IpAddr::V4(address)) => {
+            (first.to_bits().into(), address.to_bits().into(), 32_u32)
+        }
+        (IpAddr::V6(first), IpAddr::V6(address)) => (first.to_bits(), address.to_bits(), 128),
+        _ => return false,
+    };
+    let free = bits.saturating_sub(u32::from(rule.prefix_bits));
+    let difference: u128 = first ^ address;
+    difference.checked_shr(free).unwrap_or(0) == 0
 }
 
 fn literals(rule: &AddressRule) -> Vec<SocketAddr> {
@@ -212,22 +265,71 @@ mod tests {
         assert_eq!(of_name(&allowed, 3, "b.example").count(), 0);
     }
 
-    #[test]
-    fn rules_that_go_close_their_sockets() {
-        // Loopback's own addresses: the others are no host's but a guest's.
-        let literal = |port| AddressRule {
-            address: "127.0.0.1".parse().unwrap(),
-            prefix_bits: 32,
-            ports: vec![port],
-        };
+    /// A free address of this host's loopback: the others are no host's but a guest's. And rules that allow it.
+    fn loopback() -> (SocketAddr, Rules) {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = free.local_addr().unwrap();
-        drop(free);
-        let mut listeners = Listeners::new().unwrap();
-        let allowed = Rules {
-            addresses: vec![literal(address.port())],
-            ..Rules::default()
+        let rule = AddressRule {
+            address: address.ip(),
+            prefix_bits: 32,
+            ports: vec![address.port()],
         };
+        let addresses = vec![rule];
+        (
+            address,
+            Rules {
+                addresses,
+                ..Rules::default()
+            },
+        )
+    }
+
+    #[test]
+    fn what_is_not_listened_for_has_its_reason() {
+        let (address, allowed) = loopback();
+        let (mut listeners, names) = (Listeners::new().unwrap(), Names::default());
+        let mut refusal = |rules: &Rules, room| {
+            listeners.room = room;
+            listeners.refusal(rules, &names, address)
+        };
+        assert_eq!(refusal(&Rules::default(), 9), Refusal::NotAllowed);
+        assert_eq!(refusal(&allowed, 0), Refusal::NoListener);
+        let program = std::net::TcpListener::bind(("0.0.0.0", address.port())).unwrap();
+        assert_eq!(refusal(&allowed, 9), Refusal::PortTaken);
+        drop(program);
+        refusal(&allowed, 9);
+        assert!(listeners.takes(address));
+    }
+
+    #[test]
+    fn a_name_or_an_address_is_wanted_where_a_rule_has_it() {
+        let mut names = Names::default();
+        let number = names.number("a.example").unwrap();
+        let mut rules = rules(&[443]);
+        let range = |address: &str, prefix_bits| AddressRule {
+            address: address.parse().unwrap(),
+            prefix_bits,
+            ports: vec![5432],
+        };
+        rules.addresses = vec![range("10.0.0.0", 8), range("1.2.3.4", 30), range("::", 0)];
+        let of = |address: &str| wanted(&rules, &names, address.parse().unwrap());
+        let at = |port| SocketAddr::new(names::v4(number).into(), port);
+
+        assert_eq!(wanted(&rules, &names, at(443)), Some(at(443)));
+        assert_eq!(wanted(&rules, &names, at(80)), None);
+        let everywhere = "0.0.0.0:5432".parse().ok();
+        assert_eq!(of("10.200.0.1:5432"), everywhere);
+        assert_eq!(of("11.0.0.1:5432"), None);
+        assert_eq!(of("10.200.0.1:443"), None);
+        assert_eq!(of("1.2.3.7:5432"), "1.2.3.7:5432".parse().ok());
+        assert_eq!(of("1.2.3.8:5432"), None);
+        assert_eq!(of("[fd00::1]:5432"), "[::]:5432".parse().ok());
+    }
+
+    #[test]
+    fn rules_that_go_close_their_sockets() {
+        let (address, allowed) = loopback();
+        let mut listeners = Listeners::new().unwrap();
 
         listeners.set(&allowed, &Names::default());
         assert!(listeners.takes(address));

@@ -3,7 +3,7 @@
 //! Every address is made this guest's own (`routes`). Names are answered with addresses that mean something here alone
 //! ([`dns`], [`names`]); for those that the rules allow there are sockets that listen (`listeners`), and each connection
 //! becomes a stream to the host with the name in front (`carry`). Everything else the kernel refuses at once, and the
-//! host is told (`knocks`). The host decides on each connection again: what is here is not trusted.
+//! host is told (`knocks`, `refusals`). The host decides on each connection again: what is here is not trusted.
 
 mod carry;
 pub mod dns;
@@ -11,6 +11,7 @@ mod knocks;
 mod listeners;
 pub mod names;
 mod process;
+mod refusals;
 mod routes;
 mod streams;
 mod trust;
@@ -24,7 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use protocol::frame::{self, FrameError, MAX_TO_AGENT_BYTES};
-use protocol::gate::{FromGate, MAX_GATE_FRAME_BYTES, Open, Rules};
+use protocol::gate::{FromGate, MAX_GATE_FRAME_BYTES, Open, Process, Refusal, Refused, Rules};
 use rustix::event::epoll::{self, Event};
 use socket2::Socket;
 
@@ -32,6 +33,7 @@ use crate::limits::MAX_EVENTS;
 use knocks::Knocks;
 use listeners::Listeners;
 use names::Names;
+use refusals::{Kind, Refusals, Trial};
 use streams::Streams;
 
 /// Name that the binary is started under (`argv[0]`) to be the gate.
@@ -54,6 +56,7 @@ type Work = Box<dyn FnOnce(&Gate) + Send>;
 struct Gate {
     table: Mutex<Table>,
     control: Mutex<Socket>,
+    refusals: Refusals,
     streams: Streams,
 }
 
@@ -106,13 +109,15 @@ fn run(control: Socket) -> Result<(), (&'static str, io::Error)> {
             listeners,
         }),
         control: Mutex::new(control),
+        refusals: Refusals::default(),
         streams: Streams::default(),
     });
-    let threads: [Work; 6] = [
+    let threads: [Work; 7] = [
         Box::new(move |gate| gate.answer_udp(&udp)),
         Box::new(move |gate| gate.answer_tcp(&tcp)),
-        Box::new(move |gate| gate.watch(knocks)),
-        Box::new(move |gate| gate.watch_datagrams(datagrams)),
+        Box::new(move |gate| gate.watch(&knocks)),
+        Box::new(move |gate| gate.watch_datagrams(&datagrams)),
+        Box::new(|gate| gate.tell_what_was_counted()),
         Box::new(move |gate| gate.take(&events)),
         Box::new(move |gate| gate.streams.take_inward(&inward)),
     ];
@@ -217,45 +222,69 @@ impl Gate {
         stream.write_all(&[&length.to_be_bytes()[..], &answer].concat())
     }
 
-    /// Tells the host of what was refused.
-    fn watch(&self, mut knocks: Knocks) {
-        while let Ok(knock) = knocks.next() {
-            let Some(knock) = knock else {
-                continue;
-            };
-            let target = {
-                let table = lock(&self.table);
-                let is_own = knock.to.ip() == names::OWN_V4;
-                if is_own || table.listeners.takes(knock.to) {
-                    continue;
-                }
-                table.names.target(knock.to.ip())
-            };
-            if knocks.is_news(knock.to, Instant::now()) {
-                self.tell(&FromGate::Refused(Open {
-                    target,
-                    port: knock.to.port(),
-                    process: process::of_socket(knock.from_port, knock.to.port()),
-                }));
-            }
-        }
-    }
-
-    /// Tells the host of datagrams, none of which leaves.
-    fn watch_datagrams(&self, mut knocks: Knocks) {
+    /// Sees the connections that the kernel refuses. Their sockets are gone already, and nothing tells whose they were.
+    fn watch(&self, knocks: &Knocks) {
         while let Ok(knock) = knocks.next() {
             let Some(knock) = knock.filter(|knock| knock.to.ip() != names::OWN_V4) else {
                 continue;
             };
-            if knocks.is_news(knock.to, Instant::now()) {
-                let target = lock(&self.table).names.target(knock.to.ip());
-                self.tell(&FromGate::RefusedDatagram(Open {
-                    target,
-                    port: knock.to.port(),
-                    process: process::of_datagrams(knock.from_port),
-                }));
+            if !lock(&self.table).listeners.takes(knock.to) {
+                self.refused(Kind::Connection, knock.to, || None);
             }
         }
+    }
+
+    /// Sees datagrams, none of which leaves.
+    fn watch_datagrams(&self, knocks: &Knocks) {
+        while let Ok(knock) = knocks.next() {
+            let Some(knock) = knock.filter(|knock| knock.to.ip() != names::OWN_V4) else {
+                continue;
+            };
+            self.refused(Kind::Datagram, knock.to, || {
+                process::of_datagrams(knock.from_port)
+            });
+        }
+    }
+
+    /// Tells the host of what was refused, or counts it.
+    fn refused(&self, kind: Kind, to: SocketAddr, process: impl FnOnce() -> Option<Process>) {
+        let trial = Trial { kind, to };
+        if let Some(others) = self.refusals.take(trial, Instant::now()) {
+            self.tell_refused(trial, process(), others);
+        }
+    }
+
+    /// Tells the host of what was counted and nothing else has told of. Of the last of them it is not known any more whose it was.
+    fn tell_what_was_counted(&self) {
+        loop {
+            let (trial, others) = self.refusals.wait();
+            self.tell_refused(trial, None, others);
+        }
+    }
+
+    fn tell_refused(&self, trial: Trial, process: Option<Process>, others: u32) {
+        let Trial { kind, to } = trial;
+        let (target, why) = {
+            let mut table = lock(&self.table);
+            let Table {
+                names,
+                rules,
+                listeners,
+            } = &mut *table;
+            let why = match kind {
+                Kind::Connection => listeners.refusal(rules, names, to),
+                Kind::Datagram => Refusal::Datagram,
+                Kind::Taken => Refusal::NoConnection,
+            };
+            (names.target(to.ip()), why)
+        };
+        let port = to.port();
+        let open = Open {
+            target,
+            port,
+            process,
+        };
+        self.tell(&FromGate::Refused(Refused { open, why, others }));
     }
 
     /// Takes programs' connections.
@@ -269,11 +298,20 @@ impl Gate {
                 let Some(program) = lock(&self.table).listeners.accept(number) else {
                     continue;
                 };
-                let Ok(to) = program.local_addr() else {
+                let (Ok(to), Ok(from)) = (program.local_addr(), program.peer_addr()) else {
+                    continue;
+                };
+                let Some(place) = self.streams.place() else {
+                    self.refused(Kind::Taken, to, || {
+                        process::of_socket(from.port(), to.port())
+                    });
+                    streams::reset(&program);
                     continue;
                 };
                 let target = lock(&self.table).names.target(to.ip());
-                self.streams.take_outward(program, target, to.port());
+                if !self.streams.take_outward(place, program, target, to.port()) {
+                    self.refused(Kind::Taken, to, || None);
+                }
             }
         }
     }

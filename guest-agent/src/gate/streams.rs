@@ -33,7 +33,7 @@ pub(super) struct Streams {
 }
 
 /// A connection's place; dropping it gives it back.
-struct Place(Arc<AtomicUsize>);
+pub(super) struct Place(Arc<AtomicUsize>);
 
 impl Drop for Place {
     fn drop(&mut self) {
@@ -42,19 +42,22 @@ impl Drop for Place {
 }
 
 impl Streams {
-    fn place(&self) -> Option<Place> {
+    /// A place for one connection more, if there is one.
+    pub(super) fn place(&self) -> Option<Place> {
         let place = Place(Arc::clone(&self.connections));
         let taken = self.connections.fetch_add(1, Ordering::Relaxed);
         (taken < MAX_GATE_CONNECTIONS).then_some(place)
     }
 
-    /// Carries a program's connection on a thread of its own. Where there is no room, or the host does not want it, it is
-    /// reset.
-    pub(super) fn take_outward(&self, program: TcpStream, target: Target, port: u16) {
-        let Some(place) = self.place() else {
-            reset(&program);
-            return;
-        };
+    /// Carries a program's connection on a thread of its own; where the host does not want it, it is reset. False without memory for a
+    /// thread: the program sees an end in place of a reset.
+    pub(super) fn take_outward(
+        &self,
+        place: Place,
+        program: TcpStream,
+        target: Target,
+        port: u16,
+    ) -> bool {
         let streams = self.clone();
         let work = move || {
             let _place = place;
@@ -62,8 +65,8 @@ impl Streams {
                 reset(&program);
             }
         };
-        // Without room for a thread the program sees an end in place of a reset.
-        let _ = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
+        let started = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
+        started.is_ok()
     }
 
     fn outward(&self, program: &TcpStream, target: Target, port: u16) -> io::Result<bool> {
@@ -133,8 +136,8 @@ fn inward(mut host: Socket) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends a program's connection with a reset.
-fn reset(program: &TcpStream) {
+/// Ends a program's connection with a reset, when it is dropped.
+pub(super) fn reset(program: &TcpStream) {
     // It is ended in any case.
     let _ = SockRef::from(program).set_linger(Some(Duration::ZERO));
 }

@@ -2,9 +2,11 @@
 
 use std::sync::mpsc::{channel, sync_channel};
 
-use egress::audit::Record;
+use egress::audit::{Record, Verdict};
 use egress::policy::{MAX_RULES, RuleError};
-use protocol::gate::{FromGate, Inward, MAX_GATE_FRAME_BYTES, Open, Rules, Target};
+use protocol::gate::{
+    FromGate, Inward, MAX_GATE_FRAME_BYTES, Open, Refusal, Refused, Rules, Target,
+};
 
 use super::*;
 use crate::event::EventKind;
@@ -48,6 +50,11 @@ fn open(name: &str) -> Open {
         port: 443,
         process: None,
     }
+}
+
+fn refused(name: &str, why: Refusal, others: u32) -> FromGate {
+    let open = open(name);
+    FromGate::Refused(Refused { open, why, others })
 }
 
 #[test]
@@ -178,7 +185,7 @@ fn each_attempt_is_an_event() {
     let _agent = greet_with_gate(&peer);
     let mut gate = peer.dial(port::GATE_CONTROL, port::GATE_CONTROL);
     rules(&mut gate);
-    gate_says(&mut gate, &FromGate::Refused(open("b.example")));
+    gate_says(&mut gate, &refused("b.example", Refusal::NotAllowed, 0));
 
     let event = loop {
         let event = events.recv_timeout(SOON).unwrap();
@@ -195,13 +202,13 @@ fn each_attempt_is_an_event() {
 }
 
 #[test]
-fn what_the_gate_refused_is_told_and_what_is_no_name_is_not() {
+fn what_the_gate_refused_is_told_and_what_is_no_name_is_counted() {
     let (_sandbox, peer, records) = sandbox_with_egress();
     let _agent = greet_with_gate(&peer);
     let mut gate = peer.dial(port::GATE_CONTROL, port::GATE_CONTROL);
     rules(&mut gate);
     for name in ["127.1", "a b", "", "denied.example"] {
-        gate_says(&mut gate, &FromGate::Refused(open(name)));
+        gate_says(&mut gate, &refused(name, Refusal::NotAllowed, 2));
     }
 
     let record = records.recv_timeout(SOON).unwrap();
@@ -209,6 +216,63 @@ fn what_the_gate_refused_is_told_and_what_is_no_name_is_not() {
         record.line(),
         "denied: denied.example:443 (not allowed; add --allow-host denied.example)"
     );
+    assert_eq!(record.unrecorded, 11);
+}
+
+#[test]
+fn each_refusal_of_the_gates_has_its_verdict_and_says_what_bound_was_met() {
+    let (_sandbox, peer, records) = sandbox_with_egress();
+    let _agent = greet_with_gate(&peer);
+    let mut gate = peer.dial(port::GATE_CONTROL, port::GATE_CONTROL);
+    rules(&mut gate);
+    for (why, verdict, reason) in [
+        (Refusal::NotAllowed, Verdict::Denied, "not allowed; add"),
+        (Refusal::Datagram, Verdict::Denied, "UDP, and QUIC with it"),
+        (Refusal::NoListener, Verdict::Limited, "2048 listeners"),
+        (Refusal::PortTaken, Verdict::Failed, "listens on port 443"),
+        (Refusal::NoConnection, Verdict::Limited, "256 connections"),
+    ] {
+        gate_says(&mut gate, &refused("a.example", why, 0));
+        let record = records.recv_timeout(SOON).unwrap();
+        let said = record.reason.unwrap();
+        assert_eq!(record.verdict, verdict, "{said}");
+        assert!(said.contains(reason), "{said}");
+        assert_eq!(said.contains("--allow-host"), why == Refusal::NotAllowed);
+    }
+}
+
+#[test]
+fn what_was_only_counted_is_told_before_the_last_event() {
+    let (sender, events) = sync_channel(1000);
+    let events_of = Events::new(Some(sender), now_ns(), Spans::default());
+    let options = EgressOptions {
+        rules: vec!["a.example".to_owned()],
+        ..EgressOptions::default()
+    };
+    let egress = options.open("scripted", &events_of).unwrap();
+    let shared = Shared::new(now_ns(), events_of).unwrap();
+    let (sandbox, peer) = sandbox_of(Some("scripted"), None, shared.with_egress(egress));
+    let _agent = greet_with_gate(&peer);
+    let mut gate = peer.dial(port::GATE_CONTROL, port::GATE_CONTROL);
+    rules(&mut gate);
+    for _ in 0..1000 {
+        gate_says(&mut gate, &refused("b.example", Refusal::NotAllowed, 1));
+    }
+    drop((gate, peer));
+    sandbox.end();
+
+    let events: Vec<EventKind> = events.iter().map(|event| event.kind).collect();
+    assert!(matches!(events.last(), Some(EventKind::Ended { .. })));
+    let records = events.iter().filter_map(|kind| match kind {
+        EventKind::Connection(record) => Some(record),
+        _ => None,
+    });
+    let counted: Vec<u64> = records.map(|record| 1 + record.unrecorded).collect();
+    assert_eq!(counted.iter().sum::<u64>(), 2000);
+    assert!(counted.len() < 500, "{}", counted.len());
+    let totals = sandbox.egress().unwrap().totals();
+    assert_eq!(totals.denied, 2000);
+    assert_eq!(totals.unrecorded, 2000 - counted.len() as u64);
 }
 
 #[test]
@@ -289,6 +353,14 @@ fn a_sessions_command_sets_no_secrets_variable_and_certificates_are_told_once() 
     sandbox.egress().unwrap().allow_host("b.example").unwrap();
     let told = rules(&mut gate);
     assert_eq!((told.names.len(), told.trust), (2, None));
+    let egress = sandbox.shared().egress.as_ref().unwrap();
+    let documented = include_str!("../../../../docs/egress.md");
+    for (name, value) in egress.variables() {
+        let is_secret = name == "TOKEN" && value.starts_with("sandvmm-secret-");
+        let is_told = documented.contains(&format!("`{name}`"));
+        assert!(is_secret || is_told && value.starts_with("/run/"), "{name}");
+    }
+    assert_eq!(egress.variables().len(), 14);
 
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("own/sessions");
