@@ -15,6 +15,7 @@ const SUPPRESSED_PERIOD: Duration = Duration::from_secs(1);
 
 /// What has left so far. The guest's own side says how many it has refused, so that these counts are the guest's word too.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Totals {
     /// Attempts that were carried and are over.
     pub allowed: u64,
