@@ -414,7 +414,7 @@ impl Gateway {
         let end = if !count.take(first.0.len()) {
             Ok(End::Budget)
         } else if let Some((interception, host)) = opened {
-            let upstream = match interception.connect(host, &server) {
+            let upstream = match interception.connect(host, &server, &first.0) {
                 Ok(upstream) => upstream,
                 Err(error) if error.is_denial() => {
                     return record.because(Verdict::Denied, &error.to_string());

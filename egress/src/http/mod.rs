@@ -37,6 +37,15 @@ pub enum HttpError {
         "a request whose head is longer than {MAX_HEAD_BYTES} bytes or has more than {MAX_FIELDS} fields"
     )]
     TooLong,
+    /// HTTP/2 in a form that it has not.
+    #[error("malformed HTTP/2: {0}")]
+    Http2(&'static str),
+    /// HTTP/2 whose frames are not as they may be.
+    #[error("HTTP/2 that breaks its protocol: {0}")]
+    Protocol(String),
+    /// More than one connection with HTTP/2 may ask for.
+    #[error("a flood: {0}")]
+    Flood(&'static str),
     /// The method that asks a proxy for a tunnel.
     #[error("CONNECT: the request asks for a tunnel")]
     Connect,
@@ -249,18 +258,7 @@ impl HttpGuard {
 
     fn check_request(&self, request: &httparse::Request<'_, '_>) -> Result<(), HttpError> {
         let method = request.method.unwrap_or_default();
-        if method.eq_ignore_ascii_case("CONNECT") {
-            return Err(HttpError::Connect);
-        }
-        if self.is_opened && method.eq_ignore_ascii_case("TRACE") {
-            return Err(HttpError::Trace);
-        }
-        // Methods differ by case (RFC 9110 §9.1), and not every server knows it: whether the answer has a content could not be told.
-        if self.is_opened && method != "HEAD" && method.eq_ignore_ascii_case("HEAD") {
-            return Err(HttpError::Malformed(
-                "a method that is HEAD but for its case",
-            ));
-        }
+        self.check_method(method)?;
         if fields(request, "upgrade").count() + fields(request, "http2-settings").count() > 0 {
             return Err(HttpError::Upgrade);
         }
@@ -300,9 +298,26 @@ impl HttpGuard {
         }
     }
 
+    /// A method that asks for an answer of the host alone, and for none that a secret would be seen in.
+    pub(crate) fn check_method(&self, method: &str) -> Result<(), HttpError> {
+        if method.eq_ignore_ascii_case("CONNECT") {
+            return Err(HttpError::Connect);
+        }
+        if self.is_opened && method.eq_ignore_ascii_case("TRACE") {
+            return Err(HttpError::Trace);
+        }
+        // Methods differ by case (RFC 9110 §9.1), and not every server knows it: whether the answer has a content could not be told.
+        if self.is_opened && method != "HEAD" && method.eq_ignore_ascii_case("HEAD") {
+            return Err(HttpError::Malformed(
+                "a method that is HEAD but for its case",
+            ));
+        }
+        Ok(())
+    }
+
     /// A host with the connection's port or without. It goes on as it was spelled: but for its case, in the one spelling that all
     /// servers read alike.
-    fn check_authority(&self, authority: &[u8]) -> Result<(), HttpError> {
+    pub(crate) fn check_authority(&self, authority: &[u8]) -> Result<(), HttpError> {
         let other = || HttpError::OtherHost(String::from_utf8_lossy(authority).into_owned());
         let text = std::str::from_utf8(authority).map_err(|_| other())?;
         let (host, port) = match text.rsplit_once(':') {

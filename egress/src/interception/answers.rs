@@ -14,10 +14,10 @@ use super::mask::Masks;
 use super::needle::Needle;
 
 /// Longest head of an answer, in bytes; curl takes 300 KiB, others far less.
-const MAX_HEAD_BYTES: usize = 128 << 10;
+pub(super) const MAX_HEAD_BYTES: usize = 128 << 10;
 
 /// Most fields of an answer.
-const MAX_FIELDS: usize = 256;
+pub(super) const MAX_FIELDS: usize = 256;
 
 /// Longest line with a chunk's size and extensions, and longest trailer field, in bytes.
 const MAX_LINE_BYTES: usize = 8 << 10;

@@ -27,9 +27,6 @@ const SERVER_NAME: &str = "sandvmm: this sandbox's host";
 /// Most certificates that are kept. Below `*.DOMAIN` a guest chooses names; above, all are made anew.
 const MAX_KEPT: usize = 256;
 
-/// The one protocol that is offered.
-pub(super) const ALPN: &[u8] = b"http/1.1";
-
 /// A certificate could not be made.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("The sandbox's own certificate can't be made: {0}")]
@@ -75,8 +72,19 @@ impl Authority {
         self.issuer.as_ref().pem()
     }
 
-    /// What a server of this name is to the guest.
-    pub(super) fn server(&self, name: &HostName) -> Result<Arc<ServerConfig>, AuthorityError> {
+    /// What a server of this name is to the guest that speaks this protocol, as ALPN names it (RFC 7301).
+    pub(super) fn server(
+        &self,
+        name: &HostName,
+        protocol: &[u8],
+    ) -> Result<Arc<ServerConfig>, AuthorityError> {
+        let mut config = ServerConfig::clone(&*self.certified(name)?);
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Ok(Arc::new(config))
+    }
+
+    /// The same before a protocol is chosen, made once.
+    fn certified(&self, name: &HostName) -> Result<Arc<ServerConfig>, AuthorityError> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = kept.get(name) {
             return Ok(Arc::clone(known));
@@ -109,7 +117,6 @@ impl Authority {
             .with_no_client_auth()
             .with_single_cert(chain, key.into())
             .map_err(failed)?;
-        config.alpn_protocols = vec![ALPN.to_vec()];
         // Nothing is resumed: each connection is looked into from its first word.
         config.send_tls13_tickets = 0;
         config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
@@ -162,7 +169,7 @@ mod tests {
             .with_no_client_auth();
         let server_name = ServerName::try_from(host.to_owned()).unwrap();
         let mut client = ClientConnection::new(Arc::new(config), server_name).unwrap();
-        let mut server = ServerConnection::new(authority.server(&name(host)).unwrap()).unwrap();
+        let mut server = ServerConnection::new(authority.certified(&name(host)).unwrap()).unwrap();
         while client.is_handshaking() || server.is_handshaking() {
             let mut wire = Vec::new();
             client.write_tls(&mut wire).unwrap();
@@ -221,15 +228,15 @@ mod tests {
     fn certificates_are_kept_up_to_a_bound() {
         let domain = name("b.example");
         let authority = Authority::new([&domain].into_iter(), &provider()).unwrap();
-        let first = authority.server(&name("a.b.example")).unwrap();
+        let first = authority.certified(&name("a.b.example")).unwrap();
 
         assert!(Arc::ptr_eq(
             &first,
-            &authority.server(&name("a.b.example")).unwrap()
+            &authority.certified(&name("a.b.example")).unwrap()
         ));
         for number in 0..MAX_KEPT {
             authority
-                .server(&name(&format!("a{number}.b.example")))
+                .certified(&name(&format!("a{number}.b.example")))
                 .unwrap();
         }
         assert!(authority.kept.lock().unwrap().len() <= MAX_KEPT);

@@ -100,6 +100,14 @@ impl Masks {
         }
     }
 
+    /// A message that came whole.
+    pub(super) fn whole(&mut self, text: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(text.len());
+        self.take(text, 0, &mut out);
+        self.end(&mut out);
+        out
+    }
+
     /// Appends the first bytes that are held, but for those that were let through.
     fn pass(&self, count: usize, out: &mut Vec<u8>) {
         out.extend_from_slice(self.held.get(self.passed..count).unwrap_or_default());

@@ -5,6 +5,7 @@
 
 pub mod answers;
 mod authority;
+mod http2;
 mod mask;
 mod needle;
 mod placeholders;
@@ -21,20 +22,26 @@ use std::time::{Duration, Instant};
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, ServerConnection};
+use rustls::server::Acceptor;
+use rustls::{AlertDescription, ClientConfig, ClientConnection, ServerConnection};
 
 use crate::name::HostName;
 use crate::policy::Target;
 use crate::relay::{Count, End};
 use crate::secret::{MAX_SECRETS, Secret, SecretError};
 use answers::Answers;
-use authority::{ALPN, Authority, AuthorityError};
+use authority::{Authority, AuthorityError};
+use http2::{Masking, Places, Relay};
 use mask::Masks;
 use needle::{Forms, Needle};
 use requests::Requests;
 use session::Session;
 
 pub use roots::{MAX_ROOTS_BYTES, RootsError};
+
+/// The protocols that are spoken, as ALPN names them (RFC 7301, RFC 9113 §3.1).
+const HTTP1: &[u8] = b"http/1.1";
+const HTTP2: &[u8] = b"h2";
 
 /// How long a server may take for its handshake, all of it.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(15);
@@ -88,6 +95,8 @@ pub struct Interception {
     secrets: Vec<Kept>,
     /// Looked for on every connection, as a server may show on one what it was sent on another.
     forms: Arc<Forms>,
+    /// The streams of all connections with HTTP/2.
+    places: Places,
     authority: Authority,
     provider: Arc<CryptoProvider>,
     extra_roots: Vec<CertificateDer<'static>>,
@@ -145,6 +154,7 @@ impl Interception {
             extra_roots: roots::parse(extra_roots_pem)?,
             secrets: secrets.into_iter().map(keep).collect(),
             forms: Arc::default(),
+            places: Places::default(),
             provider,
             client: OnceLock::new(),
             host_roots: OnceLock::new(),
@@ -185,15 +195,21 @@ impl Interception {
             .any(|kept| kept.secret.is_for(target, port))
     }
 
-    /// TLS with the server, up to the end of its handshake: it has shown that it is the host.
+    /// TLS with the server, up to the end of its handshake: it has shown that it is the host, and has chosen a protocol of those that the
+    /// program offers in its hello, with which `first` begins.
     ///
     /// # Errors
     /// See [`ServerError`].
-    pub fn connect(&self, host: &HostName, server: &TcpStream) -> Result<Upstream, ServerError> {
+    pub fn connect(
+        &self,
+        host: &HostName,
+        server: &TcpStream,
+        first: &[u8],
+    ) -> Result<Upstream, ServerError> {
         let config = self.client.get_or_init(|| self.client_config()).clone()?;
         let name = ServerName::try_from(host.to_string())
             .map_err(|error| ServerError::Certificate(error.to_string()))?;
-        let mut tls = ClientConnection::new(config, name)
+        let mut tls = ClientConnection::new_with_alpn(config, name, offered(first))
             .map_err(|error| ServerError::Tls(error.to_string()))?;
         let done = handshake(&mut tls, server);
         server
@@ -222,13 +238,23 @@ impl Interception {
             kept.filter(|kept| kept.secret.is_for(&target, port))
         };
         let secrets = of_host().map(|kept| Arc::clone(&kept.secret)).collect();
-        let requests = Requests::new(&target, port, secrets, &self.forms);
         // Of all of them, whatever is asked for here: one may have been sent over another connection.
         let needles = of_host().map(|kept| Arc::clone(&kept.needle));
+        // What the server has chosen is what is spoken with both, so that nothing is translated.
+        let is_http2 = upstream.0.alpn_protocol() == Some(HTTP2);
+        let protocol = if is_http2 { HTTP2 } else { HTTP1 };
+        let config = self.authority.server(host, protocol);
+        let downstream =
+            ServerConnection::new(config.map_err(io::Error::other)?).map_err(io::Error::other)?;
+        let (guest, server) = ((guest, downstream), (server, upstream.0));
+        if is_http2 {
+            let requests = http2::Requests::new(&target, port, secrets, &self.forms);
+            let masking = Masking::new(needles.collect(), &self.forms);
+            return Relay::new(guest, server, requests, masking, &self.places)?.run(first, count);
+        }
+        let requests = Requests::new(&target, port, secrets, &self.forms);
         let answers = Answers::new(Masks::new(needles, &self.forms));
-        let config = self.authority.server(host).map_err(io::Error::other)?;
-        let downstream = ServerConnection::new(config).map_err(io::Error::other)?;
-        Session::new((guest, downstream), (server, upstream.0), requests, answers).run(first, count)
+        Session::new(guest, server, requests, answers).run(first, count)
     }
 
     fn client_config(&self) -> Result<Arc<ClientConfig>, RootsError> {
@@ -236,8 +262,7 @@ impl Interception {
         let config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| RootsError::Tls(error.to_string()))?;
-        let mut config = config.with_root_certificates(roots).with_no_client_auth();
-        config.alpn_protocols = vec![ALPN.to_vec()];
+        let config = config.with_root_certificates(roots).with_no_client_auth();
         Ok(Arc::new(config))
     }
 }
@@ -245,6 +270,29 @@ impl Interception {
 /// A server that has shown that it is the host.
 #[derive(Debug)]
 pub struct Upstream(ClientConnection);
+
+/// The protocols that a program offers and that are spoken, in its order; HTTP/1.1 where there is none.
+fn offered(mut first: &[u8]) -> Vec<Vec<u8>> {
+    let mut acceptor = Acceptor::default();
+    let mut known = Vec::new();
+    while !first.is_empty() && acceptor.read_tls(&mut first).is_ok() {
+        match acceptor.accept() {
+            Ok(None) => continue,
+            Ok(Some(accepted)) => {
+                let hello = accepted.client_hello();
+                let spoken = |name: &[u8]| [HTTP1, HTTP2].into_iter().find(|known| *known == name);
+                known.extend(hello.alpn().into_iter().flatten().filter_map(spoken));
+            }
+            Err(_) => {}
+        }
+        break;
+    }
+    known.dedup();
+    if known.is_empty() {
+        known.push(HTTP1);
+    }
+    known.into_iter().map(<[u8]>::to_vec).collect()
+}
 
 fn handshake(tls: &mut ClientConnection, mut server: &TcpStream) -> Result<(), ServerError> {
     let failed = |error: io::Error| ServerError::Tls(error.to_string());
@@ -277,6 +325,9 @@ fn handshake(tls: &mut ClientConnection, mut server: &TcpStream) -> Result<(), S
                 rustls::Error::InvalidCertificate(_)
                 | rustls::Error::NoCertificatesPresented
                 | rustls::Error::UnsupportedNameType => ServerError::Certificate(error.to_string()),
+                rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
+                    ServerError::Tls("it speaks no version of HTTP that the program offers".into())
+                }
                 other => ServerError::Tls(other.to_string()),
             });
         }

@@ -15,9 +15,16 @@ use crate::relay::MAX_HELD_BYTES;
 use crate::secret::Secret;
 
 /// Fields by which a request asks for an answer that is compressed, or for a part of one: in neither a secret is seen. They are left out
-/// of every request, as a server may show on one connection what it was sent on another.
-const LEFT_OUT: [&str; 4] = ["accept-encoding", "te", "range", "if-range"];
-const IDENTITY: &[u8] = b"identity";
+/// of every request, as a server may show on one connection what it was sent on another. gRPC and its kin have their own.
+pub(super) const LEFT_OUT: [&str; 6] = [
+    "accept-encoding",
+    "te",
+    "range",
+    "if-range",
+    "grpc-accept-encoding",
+    "connect-accept-encoding",
+];
+pub(super) const IDENTITY: &str = "identity";
 
 /// The requests of one connection.
 #[derive(Debug)]
@@ -105,7 +112,7 @@ impl Requests {
         for (name, value) in &filled {
             push_field(out, name, value);
         }
-        push_field(out, "Accept-Encoding", IDENTITY);
+        push_field(out, "Accept-Encoding", IDENTITY.as_bytes());
         out.extend_from_slice(b"\r\n\r\n");
         asked.add(request.method.unwrap_or_default());
         Ok(())

@@ -210,7 +210,7 @@ impl<'a> Session<'a> {
             if let Err(error) = self.upstream.process_new_packets() {
                 let mut socket = self.server;
                 let _ = self.upstream.write_tls(&mut socket);
-                return Err(End::Broken(format!("the server's TLS fails: {error}")));
+                return Err(server_failure(&error));
             }
         }
         Ok(())
@@ -223,18 +223,7 @@ impl<'a> Session<'a> {
         };
         let mut socket = self.guest;
         let _ = self.downstream.write_tls(&mut socket);
-        Err(End::Broken(match error {
-            rustls::Error::AlertReceived(
-                AlertDescription::UnknownCA
-                | AlertDescription::BadCertificate
-                | AlertDescription::CertificateUnknown,
-            ) => "the program does not trust the sandbox's own certificate: it has a list of its own, or knows the server's"
-                .to_owned(),
-            rustls::Error::NoApplicationProtocol => {
-                "the program speaks no HTTP/1.1, and secrets are put into that alone".to_owned()
-            }
-            other => format!("the program's TLS fails: {other}"),
-        }))
+        Err(guest_failure(error))
     }
 
     /// Moves what was decrypted to where it is encrypted again.
@@ -301,6 +290,28 @@ impl<'a> Session<'a> {
     }
 }
 
+/// What the end of the guest's TLS comes from.
+pub(super) fn guest_failure(error: rustls::Error) -> End {
+    End::Broken(match error {
+        rustls::Error::AlertReceived(
+            AlertDescription::UnknownCA
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateUnknown,
+        ) => "the program does not trust the sandbox's own certificate: it has a list of its own, or knows the server's"
+            .to_owned(),
+        rustls::Error::NoApplicationProtocol => {
+            "the program and the server speak no version of HTTP in common, of HTTP/1.1 and HTTP/2"
+                .to_owned()
+        }
+        other => format!("the program's TLS fails: {other}"),
+    })
+}
+
+/// What the end of the server's TLS comes from.
+pub(super) fn server_failure(error: &rustls::Error) -> End {
+    End::Broken(format!("the server's TLS fails: {error}"))
+}
+
 /// Bytes that came from a socket; one that is gone has said all.
 fn read(result: io::Result<usize>, ends: &mut Ends) -> usize {
     match result {
@@ -343,7 +354,7 @@ fn decrypted(result: io::Result<usize>, ends: &mut Ends) -> usize {
     }
 }
 
-fn is_later(error: &io::Error) -> bool {
+pub(super) fn is_later(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted

@@ -1,6 +1,9 @@
 //! Whole connections through a gateway to real TLS servers.
 
 mod ends;
+mod http2;
+mod http2_floods;
+mod http2_shapes;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener};
@@ -47,6 +50,20 @@ fn key_and_certificate(names: &[&str]) -> (rcgen::KeyPair, rcgen::Certificate) {
     params.is_ca = rcgen::IsCa::ExplicitNoCa;
     let certificate = params.self_signed(&key).unwrap();
     (key, certificate)
+}
+
+/// A server with a certificate for these names, and the certificate.
+fn server_config(names: &[&str]) -> (ServerConfig, String) {
+    let (key, certificate) = key_and_certificate(names);
+    let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+    let config =
+        ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.der().clone()], key.into())
+            .unwrap();
+    (config, certificate.pem())
 }
 
 /// A connection as the server has it.
@@ -107,21 +124,18 @@ impl Case {
     }
 
     fn serving(names: &[&str], is_trusted: bool, by: Arc<Serve>) -> Self {
-        let (key, certificate) = key_and_certificate(names);
-        let key_der = PrivatePkcs8KeyDer::from(key.serialize_der());
-        let config =
-            ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_no_client_auth()
-                .with_single_cert(vec![certificate.der().clone()], key_der.into())
-                .unwrap();
+        let (config, certificate) = server_config(names);
         let (port, received) = serve(Arc::new(config), by);
         let roots = if is_trusted {
-            certificate.pem()
+            certificate
         } else {
             key_and_certificate(names).1.pem()
         };
+        Self::before(port, received, &roots)
+    }
+
+    /// With this server, known by this certificate.
+    fn before(port: u16, received: Receiver<Vec<u8>>, roots: &str) -> Self {
         let host = format!("a.example:{port}");
         let secret = Secret::new("TOKEN", &[&host], VALUE.as_bytes().to_vec()).unwrap();
         let mut policy = Policy::new();
@@ -138,7 +152,8 @@ impl Case {
             policy,
             resolver: Arc::new(Here),
             sink: Some(Arc::new(move |record: &Record| {
-                sender.send(record.clone()).unwrap();
+                // A test that is over wants none.
+                let _ = sender.send(record.clone());
             })),
             interception: Some(Arc::clone(&interception)),
             ..Options::default()
@@ -174,26 +189,34 @@ impl Case {
         program: UnixStream,
         ours: UnixStream,
     ) -> StreamOwned<ClientConnection, UnixStream> {
+        self.take(ours);
+        let name = ServerName::try_from(sni.to_owned()).unwrap();
+        let config = Arc::new(self.client_config());
+        StreamOwned::new(ClientConnection::new(config, name).unwrap(), program)
+    }
+
+    /// A program's stream, as the sandbox has it.
+    fn take(&self, ours: UnixStream) {
         let attempt = Attempt {
             target: Target::Name(HostName::parse("a.example").unwrap()),
             port: self.port,
             process: None,
         };
         self.gateway.take(ours, move |_| Ok(attempt), &[]);
+    }
+
+    /// What a program trusts: the sandbox's authority alone.
+    fn client_config(&self) -> ClientConfig {
         let mut roots = RootCertStore::empty();
         let pem = self.interception.authority_pem();
         roots
             .add(CertificateDer::from_pem_slice(pem.as_bytes()).unwrap())
             .unwrap();
-        let config =
-            ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .with_root_certificates(roots)
-                .with_no_client_auth();
-        let name = ServerName::try_from(sni.to_owned()).unwrap();
-        let tls = ClientConnection::new(Arc::new(config), name).unwrap();
-        StreamOwned::new(tls, program)
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth()
     }
 
     fn request(&self, path: &str, token: &str) -> String {
