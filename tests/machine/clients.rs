@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use crate::network::{Network, text};
+use crate::network::{HTTP2, Network, START_HTTP2, text};
 
 /// The secret's value: nowhere but with the server that it is for.
 const VALUE: &str = "sk-5f1d9c0b7e2a48d6-not-for-the-guest";
@@ -12,16 +12,9 @@ const VALUE: &str = "sk-5f1d9c0b7e2a48d6-not-for-the-guest";
 /// What makes packages and repositories for the network's servers.
 const WARES: (&str, &str) = ("wares.py", include_str!("egress/wares.py"));
 
-/// The network's server of HTTP/2.
-const HTTP2: (&str, &str) = ("http2.py", include_str!("egress/http2.py"));
-
-/// Starts it, and waits until it listens.
-const START_HTTP2: &str = "/usr/bin/python3 http2.py . & trap 'kill $!' EXIT
-    while [ ! -e http2-up ]; do kill -0 $! || exit; sleep 0.1; done";
-
 /// The machine, and what is allowed in all of them.
 const OPTIONS: &str = "--rootfs $SANDVMM_TEST_CLIENTS_ROOTFS --memory 512M --timeout 600s --egress-log log \
-    --allow-host allowed.example --secret TOKEN@api.example=file:token --egress-ca ca.pem --upload server.pem:/tmp/server.pem";
+    --allow-host allowed.example --secret TOKEN@api.example,api.example:8443=file:token --egress-ca ca.pem --upload server.pem:/tmp/server.pem";
 
 /// Runs a client; what it printed.
 fn ran(network: &Network, before: &str, options: &str, program: &str) -> String {
@@ -37,6 +30,13 @@ fn ran(network: &Network, before: &str, options: &str, program: &str) -> String 
 fn seen(network: &Network) -> usize {
     let seen = fs::read_to_string(network.path("seen")).unwrap();
     seen.matches(&format!("Bearer {VALUE}")).count()
+}
+
+/// How many of them over HTTP/2.
+fn seen_over_http2(network: &Network) -> usize {
+    let seen = fs::read_to_string(network.path("seen")).unwrap();
+    let of_it = |line: &&str| line.contains("\"version\": \"HTTP/2\"") && line.contains(VALUE);
+    seen.lines().filter(of_it).count()
 }
 
 /// The hosts and ports to which something was denied.
@@ -63,12 +63,16 @@ fn requests_and_httpx_work_and_are_refused_at_once() {
         "client.py",
     );
 
+    let stars = "*".repeat(VALUE.len());
     assert_eq!(
         stdout,
-        "requests 200\nhttpx 200 HTTP/1.1\nhello from allowed.example\n64 200\n\
-         HTTP/2 HTTP/2 from allowed.example:8443\n('ConnectError', True, True)\n('ConnectionError', True, True)\n"
+        format!(
+            "requests 200\nhttpx 200 HTTP/1.1\nhttpx 200 HTTP/2 Bearer {stars} you are Bearer {stars}\n\
+             hello from allowed.example\n64 200\nHTTP/2 HTTP/2 from allowed.example:8443\n\
+             ('ConnectError', True, True)\n('ConnectionError', True, True)\n"
+        )
     );
-    assert_eq!(seen(&network), 2);
+    assert_eq!((seen(&network), seen_over_http2(&network)), (3, 1));
     assert_eq!(
         denied(&network),
         BTreeSet::from(["169.254.169.254:80", "denied.example:443"].map(str::to_owned))
@@ -109,12 +113,14 @@ fn curl_works_over_both_families_and_both_protocols() {
         "client.sh",
     );
 
+    let stars = "*".repeat(VALUE.len());
+    let first = format!("200 1.1\nyou are Bearer {stars}\n200 2\n");
     assert_eq!(
-        stdout,
-        "200 1.1\nhello from allowed.example\nhello from allowed.example\nhello from allowed.example\nhello from allowed.example\n\
+        stdout.strip_prefix(&first).unwrap_or(&stdout),
+        "hello from allowed.example\nhello from allowed.example\nhello from allowed.example\nhello from allowed.example\n\
          hello from allowed.example\n64\nHTTP/2 from allowed.example:8443\n2\nhello from allowed.example.\n7\n7\n7\n7\n7\n7\n"
     );
-    assert_eq!(seen(&network), 1);
+    assert_eq!((seen(&network), seen_over_http2(&network)), (2, 1));
     for host in ["denied.example:443", "169.254.169.254:80"] {
         assert!(denied(&network).contains(host), "{host}");
     }

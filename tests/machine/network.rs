@@ -11,6 +11,14 @@ use tempfile::TempDir;
 const NETWORK: &str = include_str!("egress/network.sh");
 const SERVERS: &str = include_str!("egress/servers.py");
 
+/// The network's server of HTTP/2.
+pub(crate) const HTTP2: (&str, &str) = ("http2.py", include_str!("egress/http2.py"));
+
+/// Starts it, and waits until it listens.
+pub(crate) const START_HTTP2: &str =
+    "/usr/bin/python3 http2.py . & http2=$!; trap \"kill $http2\" EXIT
+    while [ ! -e http2-up ]; do kill -0 $http2 || exit; sleep 0.1; done";
+
 /// A network, and what has been done in it.
 pub(crate) struct Network(TempDir);
 

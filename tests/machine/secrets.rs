@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use crate::network::{Network, text};
+use crate::network::{HTTP2, Network, START_HTTP2, text};
 
 /// The secret's value: nowhere but with the server that it is for.
 const VALUE: &str = "sk-5f1d9c0b7e2a48d6-not-for-the-guest";
@@ -32,12 +32,15 @@ fn a_secret_reaches_its_host_alone_and_is_nowhere_in_the_guest() {
     let network = Network::new(&[
         ("secrets.py", include_str!("egress/secrets.py")),
         ("scan.py", include_str!("egress/scan.py")),
+        HTTP2,
     ]);
     fs::write(network.path("token"), format!("{VALUE}\n")).unwrap();
 
     let output = network.run(&format!(
         "{CURL}
-         sandvmm run --cold --json --timeout 600s --egress-log log --events events --secret TOKEN@api.example,bad.example=file:token \\
+         {START_HTTP2}
+         sandvmm run --cold --json --timeout 600s --egress-log log --events events \
+             --secret TOKEN@api.example,bad.example,api.example:8443=file:token \\
              --egress-ca ca.pem --allow-host allowed.example --allow-host api.example:80 --upload curl:curl secrets.py > out.json &
          run=$!
          while kill -0 $run && ! grep -q wait received; do sleep 0.2; done
@@ -74,6 +77,8 @@ fn a_secret_reaches_its_host_alone_and_is_nowhere_in_the_guest() {
     );
     assert_eq!(line("basic"), format!("('{masked}', 'you are {masked}')"));
     assert_eq!(line("curl-user").trim(), format!("you are {masked}"));
+    assert_eq!(line("http2-user"), format!("you are {masked} HTTP/2"));
+    assert_eq!(line("http2"), format!("you are Bearer {stars} HTTP/2"));
     for name in ["chunks", "kept", "curl"] {
         assert_eq!(
             line(name).trim(),
@@ -111,6 +116,7 @@ fn a_secret_reaches_its_host_alone_and_is_nowhere_in_the_guest() {
         "/show/chunks",
         "/show/kept",
         "/show/curl",
+        "/show/http2",
     ] {
         assert_eq!(
             of(path)["fields"]["authorization"],
@@ -118,21 +124,24 @@ fn a_secret_reaches_its_host_alone_and_is_nowhere_in_the_guest() {
             "{path}"
         );
     }
-    for path in ["/show/basic", "/show/curl-user"] {
+    for path in ["/show/basic", "/show/curl-user", "/show/http2-user"] {
         assert_eq!(
             of(path)["fields"]["authorization"],
             format!("Basic {credentials}"),
             "{path}"
         );
     }
-    for path in ["/show/body", "/show/chunks"] {
+    for path in ["/show/http2", "/show/http2-user"] {
+        assert_eq!(of(path)["version"], "HTTP/2", "{path}");
+    }
+    for path in ["/show/body", "/show/chunks", "/show/http2"] {
         assert_eq!(of(path)["body"], format!("[{placeholder}]"));
     }
     assert_eq!(
         of("/show/other")["fields"]["authorization"],
         format!("Bearer {placeholder}")
     );
-    assert_eq!(seen.len(), 10, "{seen:?}");
+    assert_eq!(seen.len(), 12, "{seen:?}");
 
     // What is on record.
     let records = network.records();

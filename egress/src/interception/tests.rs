@@ -2,8 +2,6 @@
 
 mod ends;
 mod http2;
-mod http2_floods;
-mod http2_shapes;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener};

@@ -57,8 +57,14 @@ tried("trace", lambda: raw("TRACE /show/trace HTTP/1.1\r\nHost: api.example\r\nA
 # curl, as another machine has it.
 if os.path.exists("curl"):
     curl = ["curl/ld-linux-x86-64.so.2", "--library-path", "curl", "curl/curl", "--silent", "--show-error", "--max-time", "60"]
-    for name, credentials in (("curl", ["--header", f"Authorization: {bearer}"]), ("curl-user", ["--user", f"me:{token}"])):
+    header, user = ["--header", f"Authorization: {bearer}"], ["--user", f"me:{token}"]
+    for name, credentials in (("curl", header), ("curl-user", user)):
         done = subprocess.run([*curl, *credentials, f"https://api.example/show/{name}"], capture_output=True, text=True)
+        print(name, done.stdout.strip(), done.stderr)
+    # The same over HTTP/2, with a body.
+    more = ["--data", f"[{token}]", "--write-out", "%{stderr}HTTP/%{http_version}"]
+    for name, credentials in (("http2", header), ("http2-user", user)):
+        done = subprocess.run([*curl, *credentials, *more, f"https://api.example:8443/show/{name}"], capture_output=True, text=True)
         print(name, done.stdout.strip(), done.stderr)
 
 sys.stdout.flush()

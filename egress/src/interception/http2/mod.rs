@@ -19,7 +19,7 @@ use std::os::unix::net::UnixStream;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
@@ -62,11 +62,15 @@ const FIELD_BYTES: usize = 32;
 const MAX_REQUEST_LIST_BYTES: usize = MAX_HEAD_BYTES + MAX_FIELDS * FIELD_BYTES;
 const MAX_ANSWER_LIST_BYTES: usize = answers::MAX_HEAD_BYTES + answers::MAX_FIELDS * FIELD_BYTES;
 
-/// Most requests that a guest takes back or that are refused, above those that were answered.
-const MAX_TAKEN_BACK: usize = 100;
+/// Most requests at once that a guest takes back, or that are refused as there are too many; one more in each period, over all.
+const MAX_TAKEN_BACK: u32 = 100;
+const TAKEN_BACK_PERIOD: Duration = Duration::from_millis(100);
 
-/// Most streams that are reset for what one side does in them against the protocol, for each of the sides.
-const MAX_RESETS: usize = 100;
+/// Most streams that are reset for what one side does in them against the protocol, or above their number, for each of the sides, in all.
+const MAX_RESETS: usize = 1000;
+
+/// Most reset streams that are remembered, as more may come in them.
+const MAX_REMEMBERED: usize = 100;
 
 /// Most answers to one request that are none yet (1xx).
 const MAX_INFORMATIONAL: usize = 16;
@@ -89,7 +93,8 @@ pub(super) struct Relay<'a> {
     exchanges: Tasks<Exchange>,
     /// Set when one of the two connections has to be polled.
     flag: Arc<Flag>,
-    taken_back: usize,
+    /// When all requests that were taken back are past, each of which counts for its period.
+    taken_back_until: Instant,
     idle_bytes: usize,
     /// How it ends, where that is known before it does.
     end: Option<End>,
@@ -144,7 +149,7 @@ impl<'a> Relay<'a> {
             places,
             exchanges: Tasks::default(),
             flag: Arc::default(),
-            taken_back: 0,
+            taken_back_until: Instant::now(),
             idle_bytes: 0,
             end: None,
             is_closing: false,
@@ -323,11 +328,12 @@ impl<'a> Relay<'a> {
         // Both have to hear of a reset, or of the end of a stream.
         self.flag.set();
         match outcome {
-            Outcome::Over => self.taken_back = self.taken_back.saturating_sub(1),
+            Outcome::Over => {}
             Outcome::Refused(error) => self.refuse(error),
             Outcome::TakenBack => {
-                self.taken_back += 1;
-                if self.taken_back > MAX_TAKEN_BACK {
+                let now = Instant::now();
+                self.taken_back_until = self.taken_back_until.max(now) + TAKEN_BACK_PERIOD;
+                if self.taken_back_until > now + TAKEN_BACK_PERIOD * MAX_TAKEN_BACK {
                     self.refuse(HttpError::Flood("requests that it takes back"));
                 }
             }
@@ -375,8 +381,8 @@ fn to_guest() -> h2::server::Builder {
         .initial_connection_window_size(MAX_STREAMS * GUEST_WINDOW_BYTES)
         .max_header_list_size(bytes(MAX_REQUEST_LIST_BYTES))
         .max_send_buffer_size(SEND_BYTES)
-        .max_pending_accept_reset_streams(MAX_TAKEN_BACK)
-        .max_concurrent_reset_streams(MAX_RESETS)
+        .max_pending_accept_reset_streams(MAX_REMEMBERED)
+        .max_concurrent_reset_streams(MAX_REMEMBERED)
         .max_local_error_reset_streams(Some(MAX_RESETS));
     builder
 }
@@ -390,7 +396,7 @@ fn to_server() -> h2::client::Builder {
         .initial_connection_window_size(MAX_STREAMS * SERVER_WINDOW_BYTES)
         .max_header_list_size(bytes(MAX_ANSWER_LIST_BYTES))
         .max_send_buffer_size(SEND_BYTES)
-        .max_concurrent_reset_streams(MAX_RESETS)
+        .max_concurrent_reset_streams(MAX_REMEMBERED)
         .max_local_error_reset_streams(Some(MAX_RESETS));
     builder
 }

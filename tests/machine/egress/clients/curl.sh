@@ -1,6 +1,7 @@
 # curl over HTTP/1.1 and HTTP/2, over IPv4 and IPv6, with what it says to the server that asks for consent to a body; and refused.
 curl="curl --silent --show-error --max-time 60"
 $curl --output /dev/null --write-out '%{http_code} %{http_version}\n' -H "Authorization: Bearer $TOKEN" https://api.example/show
+$curl --http2 --write-out '%{http_code} %{http_version}\n' -H "Authorization: Bearer $TOKEN" https://api.example:8443/show
 export CURL_CA_BUNDLE=/tmp/server.pem
 $curl https://allowed.example/
 $curl -4 http://allowed.example/

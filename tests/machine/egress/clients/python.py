@@ -7,6 +7,8 @@ print("requests", requests.get("https://api.example/show", headers=token, timeou
 with httpx.Client(http2=True, timeout=60) as client:
     answer = client.get("https://api.example/show", headers=token)
     print("httpx", answer.status_code, answer.http_version)
+    answer = client.get("https://api.example:8443/show", headers=token)
+    print("httpx", answer.status_code, answer.http_version, answer.headers["X-Back"], answer.text.strip())
 
 with requests.Session() as session:
     options = {"verify": "/tmp/server.pem", "timeout": 60}

@@ -4,7 +4,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream as TokioStream;
 use tokio_rustls::client::TlsStream;
 
-use super::http2::{Case2, read_all, run};
 use super::*;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -327,7 +326,7 @@ fn raw_server(words: Vec<u8>) -> Case {
             let _ = sender.send(chunk[..count].to_vec());
         }
     });
-    let (port, received) = serve(Arc::new(config), serve_one);
+    let (port, received) = super::super::serve(Arc::new(config), serve_one);
     Case::before(port, received, &certificate)
 }
 
