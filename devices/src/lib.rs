@@ -7,7 +7,7 @@
 //!                ├─► reset    (i8042, port I/O)
 //!                └─► virtio::mmio  ── activates ──► block, vsock
 //!                     registers        queues         ▲      │
-//!                                      kick EventFds ─┘      └─► interrupt (irqfd)
+//!                                      kick EventFds ─┘      └─► interrupt
 //! ```
 //!
 //! * [`bus`] finds the device behind an address. It is never locked: it does not change after it is built.

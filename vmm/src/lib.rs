@@ -21,6 +21,7 @@ mod event_loop;
 pub mod host;
 pub mod kernel;
 pub mod layout;
+mod line;
 mod machine;
 pub mod memory;
 pub mod mptable;

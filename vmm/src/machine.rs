@@ -43,7 +43,7 @@ pub(crate) struct Core {
     /// What it is made of.
     pub(crate) shape: Shape,
     /// The virtual machine.
-    pub(crate) vm: VmFd,
+    pub(crate) vm: Arc<VmFd>,
     /// Its memory.
     pub(crate) memory: GuestMemoryMmap,
 }

@@ -48,7 +48,7 @@ pub fn build(vcpu_count: u8) -> Vec<u8> {
     io_apic[4..].copy_from_slice(&layout::IO_APIC.to_le_bytes());
     push(&io_apic);
     for irq in 0..IO_APIC_PINS.min(16) {
-        // Edge-triggered, active high, as the ISA bus is: an irqfd is an edge.
+        // Edge-triggered, active high, as the ISA bus is: devices give edges.
         push(&[3, INTERRUPT_VECTORED, 0, 0, 0, irq, io_apic_id, irq]);
     }
     push(&[4, INTERRUPT_EXTINT, 0, 0, 0, 0, ALL_LOCAL_APICS, 0]);

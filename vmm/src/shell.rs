@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::Arc;
 
 use kvm_ioctls::{Kvm, VmFd};
 use vm_memory::GuestMemoryMmap;
@@ -59,12 +60,12 @@ fn reserve_for_kvm(vm: &VmFd) -> Result<(), BuildError> {
 ///
 /// # Errors
 /// See [`BuildError`].
-pub(crate) fn with_memory(kvm: &Kvm, memory: &GuestMemoryMmap) -> Result<VmFd, BuildError> {
+pub(crate) fn with_memory(kvm: &Kvm, memory: &GuestMemoryMmap) -> Result<Arc<VmFd>, BuildError> {
     let vm = create_vm(kvm)?;
     // All memory slots before the interrupt controller; KVM's own, at these two addresses, too.
     memory::register(&vm, memory)?;
     reserve_for_kvm(&vm)?;
     vm.create_irq_chip()
         .map_err(kvm_did_not("create the interrupt controller"))?;
-    Ok(vm)
+    Ok(Arc::new(vm))
 }

@@ -15,7 +15,6 @@ use devices::vsock::{Incoming, Vsock};
 use event_manager::MutEventSubscriber;
 use kvm_ioctls::{IoEventAddress, VmFd};
 use vm_memory::GuestMemoryMmap;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::builder::BuildError;
 use crate::cmdline::MmioDevice;
@@ -23,6 +22,7 @@ use crate::control::DiskConfig;
 use crate::disk::FileDisk;
 use crate::end::EndSignal;
 use crate::layout;
+use crate::line::Line;
 use crate::machine::Subscriber;
 use crate::shell::{kvm_did_not, system};
 use crate::vcpu::Buses;
@@ -69,7 +69,7 @@ pub(crate) struct Wired {
 /// # Errors
 /// See [`BuildError`].
 pub(crate) fn wire(
-    vm: &VmFd,
+    vm: &Arc<VmFd>,
     memory: &GuestMemoryMmap,
     orders: Orders,
 ) -> Result<Wired, BuildError> {
@@ -132,7 +132,7 @@ fn disk_id(serial: &str) -> [u8; DISK_ID_LEN] {
 
 /// The virtio devices, as they are put behind their addresses one after another.
 struct VirtioDevices<'a> {
-    vm: &'a VmFd,
+    vm: &'a Arc<VmFd>,
     memory: &'a GuestMemoryMmap,
     bus: Bus,
     subscribers: Vec<Subscriber>,
@@ -141,7 +141,7 @@ struct VirtioDevices<'a> {
 }
 
 impl<'a> VirtioDevices<'a> {
-    fn new(vm: &'a VmFd, memory: &'a GuestMemoryMmap) -> Self {
+    fn new(vm: &'a Arc<VmFd>, memory: &'a GuestMemoryMmap) -> Self {
         Self {
             vm,
             memory,
@@ -152,8 +152,8 @@ impl<'a> VirtioDevices<'a> {
         }
     }
 
-    /// Gives the device the next address and interrupt, and connects it to KVM: kicks come as events (ioeventfd), interrupts
-    /// go as events (irqfd), neither through this process's code.
+    /// Gives the device the next address and interrupt, and connects it to KVM: kicks come as events (ioeventfd), past the processor's
+    /// thread.
     fn add<D>(&mut self, device: Arc<Mutex<D>>) -> Result<(), BuildError>
     where
         D: VirtioDevice + MutEventSubscriber + std::fmt::Debug + 'static,
@@ -163,10 +163,7 @@ impl<'a> VirtioDevices<'a> {
             address: layout::VIRTIO_MMIO + index as u64 * layout::VIRTIO_MMIO_BYTES,
             irq: layout::FIRST_VIRTIO_IRQ + u32::try_from(index).unwrap_or(u32::MAX),
         };
-        let line = EventFd::new(EFD_NONBLOCK).map_err(system("an event descriptor"))?;
-        self.vm
-            .register_irqfd(&line, place.irq)
-            .map_err(kvm_did_not("connect an interrupt"))?;
+        let line = Line::new(self.vm, place.irq);
         let transport =
             MmioTransport::new(Arc::clone(&device), self.memory.clone(), Box::new(line));
         let notify = IoEventAddress::Mmio(place.address + QUEUE_NOTIFY_OFFSET);
