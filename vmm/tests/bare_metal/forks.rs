@@ -89,25 +89,37 @@ payload!(
 );
 
 payload!(
-    /// Starts the second processor, which counts in real mode without end, and prints a number each time after that one has counted.
-    counts_on_two_processors,
+    /// Starts the two other processors, which count in real mode without end, each in its own segment, and prints a number each time after
+    /// both have counted.
+    counts_on_three_processors,
     "mov qword ptr [0xa018], 0x200003", // 3 to 4 GiB
-    "lea rsi, [rip + 3f]",              // The real-mode code goes to 0x10000.
-    "mov edi, 0x10000",
+    "mov edi, 0x10000",                 // The real-mode code goes to 0x10000 and 0x11000.
+    "1: lea rsi, [rip + 3f]",
     "mov ecx, 64",
     "rep movsb",
+    "add edi, 0xfc0",
+    "cmp edi, 0x12000",
+    "jne 1b",
     "mov ebp, 0xfee00000",
     "mov dword ptr [rbp + 0xf0], 0x1ff", // Software-enabled.
     "mov dword ptr [rbp + 0x310], 0x01000000",
     "mov dword ptr [rbp + 0x300], 0x4500", // INIT to APIC 1
     "mov dword ptr [rbp + 0x310], 0x01000000",
     "mov dword ptr [rbp + 0x300], 0x4610", // Start-up at page 0x10
+    "mov dword ptr [rbp + 0x310], 0x02000000",
+    "mov dword ptr [rbp + 0x300], 0x4500", // INIT to APIC 2
+    "mov dword ptr [rbp + 0x310], 0x02000000",
+    "mov dword ptr [rbp + 0x300], 0x4611", // Start-up at page 0x11
     "xor ebx, ebx",
     "2: inc ebx",
-    "mov edi, [0x18000]",
+    "mov edi, [0x10800]",
+    "mov esi, [0x11800]",
     "8: pause",
-    "cmp edi, [0x18000]",
+    "cmp edi, [0x10800]",
     "je 8b",
+    "9: pause",
+    "cmp esi, [0x11800]",
+    "je 9b",
     "mov r8d, ebx",
     "mov ecx, 8",
     "mov dx, 0x3f8",
@@ -125,9 +137,9 @@ payload!(
     "out dx, al",
     "jmp 2b",
     ".code16",
-    "3: mov ax, 0x1000",
+    "3: mov ax, cs",
     "mov ds, ax",
-    "4: inc dword ptr ds:[0x8000]",
+    "4: inc dword ptr ds:[0x800]",
     "jmp 4b",
     ".code64",
 );
@@ -252,7 +264,7 @@ fn a_fork_that_writes_everywhere_changes_nothing_in_the_files() {
 #[test]
 fn all_processors_go_on() {
     let kvm = kvm_or_skip!("all_processors_go_on");
-    let (parent, mut parents, last) = counting(counts_on_two_processors(), 2, &kvm);
+    let (parent, mut parents, last) = counting(counts_on_three_processors(), 3, &kvm);
 
     let snapshot = parent.snapshot(&kvm, MEMORY_MIB, Then::Resume);
     parents.expect_from(last + 1, 5);
