@@ -163,7 +163,7 @@ pub(crate) fn parse_copy(text: &str) -> Result<(PathBuf, PathBuf), String> {
         Some((host, guest)) if !host.is_empty() && !guest.is_empty() => {
             Ok((host.into(), guest.into()))
         }
-        _ => Err("HOST:GUEST is a file of the host and a path in the guest".into()),
+        _ => Err("HOST:GUEST is a file or folder of the host and a path in the guest".into()),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Templates: built once, forked for each run, and no two forks alike.
 
+mod given;
+
 use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -311,7 +313,7 @@ fn a_sandbox_in_use_is_saved_goes_on_and_is_forked_through_generations() {
 #[ignore = "needs a KVM host: cargo xtask test"]
 fn forks_with_several_processors_run_beside_each_other() {
     let home = Home::new();
-    home.build("t", &["--cpus", "2", "--warm", "import json"]);
+    home.build("t", &["--cpus", "3", "--warm", "import json"]);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -322,11 +324,12 @@ fn forks_with_several_processors_run_beside_each_other() {
                         "--timeout",
                         "200s",
                         "-c",
-                        "import os; print(os.cpu_count())",
+                        // Whoever is kept to one processor runs there from the next statement on.
+                        "import os\nfor n in range(os.cpu_count()): os.sched_setaffinity(0, {n}); print(n)",
                     ])
                     .done()
                     .expect(0);
-                assert_eq!(ran.text(), "2\n");
+                assert_eq!(ran.text(), "0\n1\n2\n");
             });
         }
     });

@@ -16,7 +16,7 @@ pub(crate) enum TemplateTask {
     List(TemplateListArgs),
     /// Print what a template was built from, as one JSON object
     Inspect(TemplateArgs),
-    /// Read all files of a template and compare them with what is on record
+    /// Read all files of a template, and what was copied into it where that was copied from, and compare them with what is on record
     Verify(TemplateArgs),
     /// Remove templates
     Rm(TemplatesArgs),
@@ -28,7 +28,7 @@ pub(crate) struct TemplateBuildArgs {
     /// The template's name
     #[arg(value_parser = parse_name)]
     pub(crate) name: String,
-    /// Copy a file of the host into the guest; may be repeated
+    /// Copy a file or folder of the host into the guest; may be repeated
     #[arg(long, value_name = "HOST:GUEST", value_parser = parse_copy)]
     pub(crate) copy: Vec<(PathBuf, PathBuf)>,
     /// Run a shell command as root, after all copies; may be repeated

@@ -1,13 +1,12 @@
 //! Building a template: boot, copy, run, warm, save.
 
-use std::fs::File;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::Template;
-use super::check::{Content, Note, digest};
+use super::check::{Content, Note};
+use super::copied::{compare, tree_digest};
 use super::error::{TemplateError, file};
-use super::manifest::{CopiedFile, InputFile, Inputs};
+use super::manifest::{Copied, InputFile, Inputs};
 use super::rehearse::Rehearsal;
 use super::save::{Afterwards, Record, save};
 use super::store::{Existing, Shelf, Unfinished};
@@ -64,7 +63,8 @@ impl TemplateBuilder {
         self
     }
 
-    /// Copies a file of the host to a path in the guest, for the image's unprivileged user, with its permissions.
+    /// Copies a file of the host, or a folder with all that is in it, to a path in the guest, for the image's unprivileged user, as
+    /// [`Files::copy_in`](crate::Files::copy_in) does.
     #[must_use]
     pub fn copy(mut self, host: impl Into<PathBuf>, guest: impl Into<PathBuf>) -> Self {
         self.copies.push((host.into(), guest.into()));
@@ -180,26 +180,25 @@ pub(super) fn input(
 fn copy_all(
     sandbox: &Sandbox,
     copies: &[(PathBuf, PathBuf)],
-) -> Result<Vec<CopiedFile>, TemplateError> {
+) -> Result<Vec<Copied>, TemplateError> {
     copies
         .iter()
         .map(|(host, guest)| {
-            let opened = File::open(host).map_err(file("Opening", host))?;
-            let mode = opened
-                .metadata()
-                .map_err(file("Inspecting", host))?
-                .permissions()
-                .mode();
-            let sha256 = digest(&opened, host, Content::Whole)?;
-            let guest_path = sandbox
-                .files()
-                .mode(mode & 0o777)
-                .write(guest, &opened)
-                .map_err(|source| TemplateError::Copy {
-                    path: host.clone(),
-                    source,
-                })?;
-            Ok(CopiedFile { guest_path, sha256 })
+            let path = host.canonicalize().map_err(file("Finding", host))?;
+            let copied = Copied {
+                is_folder: path.is_dir(),
+                sha256: tree_digest(&path)?,
+                guest_path: guest.clone(),
+                host_path: Some(path),
+            };
+            let failed = |source| TemplateError::Copy {
+                path: host.clone(),
+                source,
+            };
+            sandbox.files().copy_in(host, guest).map_err(failed)?;
+            // What was copied is what was read before, if it still is there unchanged.
+            compare(&copied)?;
+            Ok(copied)
         })
         .collect()
 }

@@ -23,8 +23,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Bytes of a page.
 const PAGE_BYTES: usize = 4096;
 
-/// Largest note in bytes.
-const MAX_NOTE_BYTES: u64 = 64 << 10;
+/// Largest note in bytes: it has an entry for each file that was copied, as the manifest does.
+const MAX_NOTE_BYTES: u64 = 1 << 20;
 
 /// Where the note is, in the template's folder.
 const NOTE: &str = "verified.json";
@@ -107,6 +107,19 @@ impl Note {
         known: &InputFile,
         content: Content,
     ) -> Result<bool, TemplateError> {
+        self.has(opened, known, || digest(opened, &known.path, content))
+    }
+
+    /// The same of a content that is digested in another way.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub(super) fn has(
+        &mut self,
+        opened: &File,
+        known: &InputFile,
+        digest: impl FnOnce() -> Result<String, TemplateError>,
+    ) -> Result<bool, TemplateError> {
         let identity = identity(opened).map_err(file("Inspecting", &known.path))?;
         let compared = Compared {
             sha256: known.sha256.clone(),
@@ -115,7 +128,7 @@ impl Note {
         if self.files.contains(&compared) {
             return Ok(true);
         }
-        if digest(opened, &known.path, content)? != known.sha256 {
+        if digest()? != known.sha256 {
             return Ok(false);
         }
         self.files

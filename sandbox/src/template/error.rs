@@ -49,7 +49,7 @@ pub enum TemplateError {
     /// What it was built from is not what it was.
     #[error("The template's {role} {} has changed since it was built, or is gone: build the template anew", path.display())]
     Changed {
-        /// Which: `kernel`, `initramfs`, `root image`, `memory`, `state`, `working set`.
+        /// Which: `kernel`, `initramfs`, `root image`, `copied file`, `copied folder`, `memory`, `state`, `working set`.
         role: &'static str,
         /// Where it was.
         path: PathBuf,

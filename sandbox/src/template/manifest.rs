@@ -22,14 +22,20 @@ pub struct InputFile {
     pub sha256: String,
 }
 
-/// A file that was copied into the guest.
+/// A file that was copied into the guest, or a folder with all that is in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
-pub struct CopiedFile {
-    /// Its path in the guest.
+pub struct Copied {
+    /// Where it was, absolute; not known of templates of a former version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_path: Option<PathBuf>,
+    /// The copy's path in the guest, as it was asked for.
     pub guest_path: PathBuf,
-    /// SHA-256 of its content, in hexadecimal digits.
+    /// Whether it is a folder.
+    #[serde(default)]
+    pub is_folder: bool,
+    /// SHA-256 over names, modes, links and bytes, in hexadecimal digits.
     pub sha256: String,
 }
 
@@ -48,8 +54,8 @@ pub struct Inputs {
     pub cpus: u8,
     /// Guest memory in MiB.
     pub memory_mib: u32,
-    /// Files that were copied in, in order.
-    pub copies: Vec<CopiedFile>,
+    /// What was copied in, in order.
+    pub copies: Vec<Copied>,
     /// Shell commands that were run, in order, after the copies.
     pub commands: Vec<String>,
     /// Python code that the warm interpreter has run; none without one.
@@ -156,8 +162,10 @@ pub(super) mod tests {
             rootfs: file("rootfs"),
             cpus: 1,
             memory_mib: 128,
-            copies: vec![CopiedFile {
+            copies: vec![Copied {
+                host_path: None,
                 guest_path: "/a".into(),
+                is_folder: false,
                 sha256: "00".into(),
             }],
             commands: vec!["true".into()],
@@ -169,7 +177,7 @@ pub(super) mod tests {
     #[test]
     fn the_digest_is_of_everything_but_the_paths() {
         let digest = inputs().digest();
-        let changes: [fn(&mut Inputs); 11] = [
+        let changes: [fn(&mut Inputs); 12] = [
             |inputs| inputs.kernel.sha256.push('0'),
             |inputs| inputs.initramfs.sha256.push('0'),
             |inputs| inputs.rootfs.sha256.push('0'),
@@ -177,6 +185,7 @@ pub(super) mod tests {
             |inputs| inputs.memory_mib = 256,
             |inputs| inputs.copies.clear(),
             |inputs| inputs.copies[0].guest_path = "/b".into(),
+            |inputs| inputs.copies[0].sha256.push('0'),
             |inputs| inputs.commands.push(String::new()),
             |inputs| inputs.warm = None,
             |inputs| inputs.warm = Some(String::new()),
@@ -191,6 +200,7 @@ pub(super) mod tests {
         }
         let mut moved = inputs();
         moved.kernel.path = "/elsewhere".into();
+        moved.copies[0].host_path = Some("/elsewhere".into());
         assert_eq!(moved.digest(), digest);
     }
 

@@ -16,6 +16,7 @@
 
 mod build;
 mod check;
+mod copied;
 mod error;
 mod manifest;
 mod pause;
@@ -32,7 +33,7 @@ use std::sync::Arc;
 
 pub use build::TemplateBuilder;
 pub use error::TemplateError;
-pub use manifest::{CopiedFile, InputFile, Inputs, Manifest, OwnFile};
+pub use manifest::{Copied, InputFile, Inputs, Manifest, OwnFile};
 pub(crate) use pause::is_paused;
 pub use pause::{PauseError, PausedSandbox, StillPaused};
 pub(crate) use using::Saved;
@@ -110,7 +111,8 @@ impl Template {
     }
 
     /// Opens a template of the data folder, if it is whole, what it was built from has not changed, and this host has the
-    /// processor that it was built on.
+    /// processor that it was built on. Of what was copied into it, files are compared where they still are; folders are for
+    /// [`Self::verify`].
     ///
     /// # Errors
     /// See [`TemplateError`].
@@ -118,12 +120,16 @@ impl Template {
         Self::open_with(name, Note::read)
     }
 
-    /// As [`Self::open`], but reads every file anew, whatever was found out before.
+    /// As [`Self::open`], but reads every file anew, whatever was found out before, and all that was copied into it where that was
+    /// copied from.
     ///
     /// # Errors
     /// See [`TemplateError`].
     pub fn verify(name: &str) -> Result<Self, TemplateError> {
-        Self::open_with(name, |_| Note::default())
+        let template = Self::open_with(name, |_| Note::default())?;
+        let copies = &template.manifest().inputs.copies;
+        copies.iter().try_for_each(copied::compare)?;
+        Ok(template)
     }
 
     fn open_with(name: &str, note: impl Fn(&Path) -> Note) -> Result<Self, TemplateError> {
@@ -181,6 +187,9 @@ impl Template {
         let rootfs = open_same(&mut note, "root image", &inputs.rootfs, Content::Whole)?;
         open_same(&mut note, "kernel", &inputs.kernel, Content::Whole)?;
         open_same(&mut note, "initramfs", &inputs.initramfs, Content::Whole)?;
+        for copied in &inputs.copies {
+            copied::look_at(&mut note, copied)?;
+        }
         let mut own = |role, name, known: &OwnFile, content| {
             let known = InputFile {
                 path: folder.join(name),
