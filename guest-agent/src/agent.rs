@@ -57,6 +57,8 @@ pub struct Setup {
     pub calls_place: Place,
     /// Takes over clock, randomness and names.
     pub configure: fn(&Configure) -> Result<(), IdentityError>,
+    /// Prepares for that which follows; called before the machine is saved.
+    pub prepare_renewal: fn(),
     /// Takes over what is new in a restored machine.
     pub renew: fn(&Resume) -> Result<(), IdentityError>,
     /// A folder on the disk that outlives the machine, if there is one: what a command wrote is brought there when it has ended, before
@@ -99,6 +101,7 @@ pub struct Agent {
     /// How many processes the warm interpreter has had in reserve.
     spares: u32,
     configure: fn(&Configure) -> Result<(), IdentityError>,
+    prepare_renewal: fn(),
     renew: fn(&Resume) -> Result<(), IdentityError>,
     workspace: Option<File>,
     redial: fn() -> io::Result<OwnedFd>,
@@ -140,6 +143,7 @@ impl Agent {
             bridge: None,
             spares: 0,
             configure: setup.configure,
+            prepare_renewal: setup.prepare_renewal,
             renew: setup.renew,
             workspace: setup.workspace,
             redial: setup.redial,

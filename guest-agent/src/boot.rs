@@ -62,6 +62,7 @@ fn serve(init_started_ns: u64) -> Result<std::convert::Infallible, String> {
             image: "/".into(),
         },
         configure: identity::apply,
+        prepare_renewal: renew::prepare,
         renew: renew::apply,
         workspace: disk.filter(|_| !root::is_scratch()),
         redial: control::dial,

@@ -3,7 +3,8 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::sync::{Mutex, PoisonError};
 
 use linux_crng_ioctl::ioctl::{add_randomness_to_kernel, force_kernel_crng_reseed};
 use protocol::message::Resume;
@@ -19,6 +20,17 @@ use crate::identity::{
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The file that is mounted over it and then has no name any more.
 const BOOT_ID_FILE: &str = "/run/.sandvmm-boot-id";
+/// That file, once it is mounted.
+static COVER: Mutex<Option<File>> = Mutex::new(None);
+
+/// Does before the machine is saved what need not be done when somebody waits for the restored one: mounting.
+pub fn prepare() {
+    let mut cover = COVER.lock().unwrap_or_else(PoisonError::into_inner);
+    if !cover.as_ref().is_some_and(is_mounted) {
+        // Where it fails, the restored machine tries again, and says so.
+        *cover = cover_boot_id(&read_small(BOOT_ID)).ok();
+    }
+}
 
 /// Takes over everything that is new.
 ///
@@ -37,7 +49,26 @@ pub fn apply(resume: &Resume) -> Result<(), IdentityError> {
     }
     fs::write("/etc/machine-id", machine_id(resume.machine_id))
         .map_err(failed("write /etc/machine-id"))?;
-    cover_boot_id(&boot_id(resume.boot_id)).map_err(failed("replace the boot id"))
+    replace_boot_id(&boot_id(resume.boot_id)).map_err(failed("replace the boot id"))
+}
+
+/// Writes to the file that covers the kernel's, which root in the guest may have taken off since.
+fn replace_boot_id(text: &str) -> io::Result<()> {
+    let mut cover = COVER.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*cover {
+        Some(file) if is_mounted(file) => file.write_all_at(text.as_bytes(), 0),
+        _ => {
+            *cover = Some(cover_boot_id(text)?);
+            Ok(())
+        }
+    }
+}
+
+/// Whether this file is what is found in the kernel's place.
+fn is_mounted(file: &File) -> bool {
+    let identity = |found: fs::Metadata| (found.dev(), found.ino());
+    let shown = fs::metadata(BOOT_ID).map(identity);
+    shown.is_ok_and(|shown| file.metadata().map(identity).is_ok_and(|own| own == shown))
 }
 
 /// Seeds the kernel's generator. Mixing bytes in changes nothing that is read until the next time the kernel seeds
@@ -78,7 +109,7 @@ fn boot_id(bytes: [u8; 16]) -> String {
 }
 
 /// Mounts a file with this text over the kernel's, in the place of an earlier one.
-fn cover_boot_id(text: &str) -> io::Result<()> {
+fn cover_boot_id(text: &str) -> io::Result<File> {
     let _ = fs::remove_file(BOOT_ID_FILE);
     let mut file = File::options()
         .write(true)
@@ -100,7 +131,8 @@ fn cover_boot_id(text: &str) -> io::Result<()> {
         | MountFlags::NODEV
         | MountFlags::NOEXEC;
     mount_remount(BOOT_ID, flags, "")?;
-    fs::remove_file(BOOT_ID_FILE)
+    fs::remove_file(BOOT_ID_FILE)?;
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -43,6 +43,7 @@ impl Agent {
             return Ok(self.control.send(&FromAgent::FreezeFailed { message })?);
         }
         self.stop_gate();
+        (self.prepare_renewal)();
         self.standstill = Standstill::Asked {
             close_streams,
             deadline: Instant::now() + FREEZE_WAIT,

@@ -61,6 +61,7 @@ impl Host {
                 image: folder.path().join("image"),
             },
             configure: |_| Ok(()),
+            prepare_renewal: || {},
             renew: |_| Ok(()),
             workspace: None,
             redial: || Err(ErrorKind::Unsupported.into()),

@@ -182,6 +182,7 @@ impl Host {
                 image: folder.join("image"),
             },
             configure: |_| Ok(()),
+            prepare_renewal: || {},
             renew: |_| Ok(()),
             workspace: None,
             redial: || Err(ErrorKind::Unsupported.into()),
