@@ -11,13 +11,13 @@ use rustix::io::Errno;
 use vmm::snapshot::working_set::{MAX_PAGES, MAX_RUNS, PAGE_BYTES, Run};
 
 use super::error::{TemplateError, file};
-use super::save::{Afterwards, write};
+use super::save::{create, write_standing};
 use super::store::make_private;
 use super::using::Saved;
 use crate::builder::SandboxBuilder;
 use crate::sandbox::{Origin, Sandbox};
 
-/// Where the first fork is saved, in the template's unfinished folder.
+/// Where the first fork's files are, in the template's unfinished folder.
 const FOLDER: &str = "rehearsal";
 
 /// Bytes that are compared at a time: whole pages.
@@ -44,13 +44,24 @@ impl Rehearsal {
         }
     }
 
-    /// The pages in which a fork that has said something differs from the template.
+    /// The pages that a fork has written to when its program has said something, also those that it has left as they were.
+    ///
+    /// A fork's own pages are those that don't change with the file which it maps. So it is given a file of its own, and once its
+    /// processors stand each byte of that is inverted.
     pub(super) fn working_set(
         self,
         origin: &Origin,
         (state, memory): (&File, &File),
         folder: &Path,
     ) -> Result<Vec<Run>, TemplateError> {
+        let folder = folder.join(FOLDER);
+        let (standing, inverted) = (folder.join("standing"), folder.join("inverted"));
+        for folder in [&folder, &standing, &inverted] {
+            make_private(folder).map_err(file("Making", folder))?;
+        }
+        let path = folder.join("mapped");
+        let mapped = create(&path)?;
+        copy(memory, &mapped, |byte| byte).map_err(file("Writing", &path))?;
         let again = |opened: &File| {
             opened
                 .try_clone()
@@ -59,17 +70,20 @@ impl Rehearsal {
         let saved = Saved {
             origin: origin.clone(),
             state: again(state)?,
-            memory: again(memory)?,
+            memory: again(&mapped)?,
         };
         let fork = SandboxBuilder::of_saved(Arc::new(saved))
             .begin()
             .map_err(TemplateError::Start)?;
         self.run(&fork)?;
-        let folder = folder.join(FOLDER);
-        make_private(&folder).map_err(file("Making", &folder))?;
-        let after = write(&fork, &folder, Afterwards::End)?;
+        fork.shared().freeze(true)?;
+        write_standing(&fork, &standing)?;
+        copy(memory, &mapped, |byte| !byte).map_err(file("Writing", &path))?;
+        let after = write_standing(&fork, &inverted)?;
+        fork.end();
+        let runs = differing(&mapped, &after).map_err(file("Comparing", &path))?;
         fs::remove_dir_all(&folder).map_err(file("Removing", &folder))?;
-        changed(memory, &after.memory).map_err(file("Comparing", &folder))
+        Ok(runs)
     }
 
     fn run(self, fork: &Sandbox) -> Result<(), TemplateError> {
@@ -97,8 +111,26 @@ fn failed(why: &str) -> TemplateError {
     }
 }
 
+/// Writes what is in `from` to its place in `to`, each byte as it is changed by this.
+fn copy(from: &File, to: &File, change: fn(u8) -> u8) -> std::io::Result<()> {
+    to.set_len(from.metadata()?.len())?;
+    let mut chunk = vec![0; usize::try_from(CHUNK_BYTES).unwrap_or_default()];
+    let mut offset = 0;
+    while let Some((start, end)) = data(from, offset)? {
+        let bytes = CHUNK_BYTES.min(end - start);
+        let part = chunk
+            .get_mut(..usize::try_from(bytes).unwrap_or_default())
+            .unwrap_or_default();
+        from.read_exact_at(part, start)?;
+        part.iter_mut().for_each(|byte| *byte = change(*byte));
+        to.write_all_at(part, start)?;
+        offset = start + bytes;
+    }
+    Ok(())
+}
+
 /// The pages of `after` that are not all zeros and differ from `before`'s.
-fn changed(before: &File, after: &File) -> std::io::Result<Vec<Run>> {
+fn differing(before: &File, after: &File) -> std::io::Result<Vec<Run>> {
     let mut runs: Vec<Run> = Vec::new();
     let mut pages = 0;
     let mut old = vec![0; usize::try_from(CHUNK_BYTES).unwrap_or_default()];
@@ -157,6 +189,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_copy_is_inverted_where_there_is_something() {
+        let (from, to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        from.set_len(64 << 20).unwrap();
+        from.write_all_at(&[7; 4096], 5 * PAGE_BYTES).unwrap();
+
+        copy(&from, &to, |byte| byte).unwrap();
+        assert_eq!(differing(&from, &to).unwrap(), []);
+        copy(&from, &to, |byte| !byte).unwrap();
+
+        assert_eq!(to.metadata().unwrap().len(), 64 << 20);
+        let page = Run { first: 5, count: 1 };
+        assert_eq!(differing(&from, &to).unwrap(), [page]);
+        let mut bytes = [0; 4096];
+        to.read_exact_at(&mut bytes, 5 * PAGE_BYTES).unwrap();
+        assert_eq!(bytes, [!7; 4096]);
+    }
+
+    #[test]
     fn pages_that_were_written_are_found_in_runs_and_holes_are_none() {
         let file_of = |writes: &[(u64, u8)]| {
             let opened = tempfile::tempfile().unwrap();
@@ -170,7 +220,7 @@ mod tests {
         let before = file_of(&[(0, 1), (5, 1), (300, 1), (9000, 1)]);
         let after = file_of(&[(0, 1), (5, 2), (6, 1), (300, 1), (9000, 2), (16383, 1)]);
 
-        let runs = changed(&before, &after).unwrap();
+        let runs = differing(&before, &after).unwrap();
 
         let run = |first, count| Run { first, count };
         assert_eq!(runs, [run(5, 2), run(9000, 1), run(16383, 1)]);

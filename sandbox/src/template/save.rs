@@ -123,24 +123,7 @@ pub(super) fn write(
     afterwards: Afterwards,
 ) -> Result<Written, TemplateError> {
     let memory_mib = sandbox.origin().memory_mib;
-    let memory = create(&folder.join(MEMORY))?;
-    memory
-        .set_len(u64::from(memory_mib) << 20)
-        .map_err(file("Sizing", &folder.join(MEMORY)))?;
-    let state = create(&folder.join(STATE))?;
-    let no_kvm = |sentence| TemplateError::Start(StartError::NoKvm { sentence });
-    let again = |file: &File| file.try_clone().map(OwnedFd::from);
-    let no_descriptor = |source| {
-        TemplateError::Start(StartError::System {
-            action: "Giving the template's files to the machine",
-            source,
-        })
-    };
-    let descriptors = vec![
-        host::open_kvm().map_err(no_kvm)?,
-        again(&state).map_err(no_descriptor)?,
-        again(&memory).map_err(no_descriptor)?,
-    ];
+    let (state, memory, descriptors) = create_files(folder, memory_mib)?;
     let shared = sandbox.shared();
     let then = match afterwards {
         Afterwards::End => Then::Stay,
@@ -163,7 +146,41 @@ pub(super) fn write(
     })
 }
 
-fn create(path: &Path) -> Result<File, TemplateError> {
+/// Has a machine whose guest stands write itself into the folder, and gives its memory. Its processors stay where they are.
+pub(super) fn write_standing(sandbox: &Sandbox, folder: &Path) -> Result<File, TemplateError> {
+    let memory_mib = sandbox.origin().memory_mib;
+    let (_, memory, descriptors) = create_files(folder, memory_mib)?;
+    sandbox.shared().save(Then::Stay, descriptors, memory_mib)?;
+    Ok(memory)
+}
+
+/// The two files of a machine, empty, and what a machine is given to write them.
+fn create_files(
+    folder: &Path,
+    memory_mib: u32,
+) -> Result<(File, File, Vec<OwnedFd>), TemplateError> {
+    let memory = create(&folder.join(MEMORY))?;
+    memory
+        .set_len(u64::from(memory_mib) << 20)
+        .map_err(file("Sizing", &folder.join(MEMORY)))?;
+    let state = create(&folder.join(STATE))?;
+    let no_kvm = |sentence| TemplateError::Start(StartError::NoKvm { sentence });
+    let again = |file: &File| file.try_clone().map(OwnedFd::from);
+    let no_descriptor = |source| {
+        TemplateError::Start(StartError::System {
+            action: "Giving the template's files to the machine",
+            source,
+        })
+    };
+    let descriptors = vec![
+        host::open_kvm().map_err(no_kvm)?,
+        again(&state).map_err(no_descriptor)?,
+        again(&memory).map_err(no_descriptor)?,
+    ];
+    Ok((state, memory, descriptors))
+}
+
+pub(super) fn create(path: &Path) -> Result<File, TemplateError> {
     File::options()
         .read(true)
         .write(true)
