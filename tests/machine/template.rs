@@ -71,7 +71,19 @@ fn forks_of_a_template_run_and_no_two_are_alike() {
     home.build("t", args.as_flattened());
     // The same once more is another template of the same inputs.
     home.build("again", args.as_flattened());
-    assert_eq!(home.inputs_digest("again"), home.inputs_digest("t"));
+    let digest = home.inputs_digest("t");
+    assert_eq!(home.inputs_digest("again"), digest);
+    let listed = home.sandvmm(&["template", "list"]).done().expect(0);
+    let line = |name: &str| format!("{name}\t128 MiB\t1 CPU\t{digest}\n");
+    assert_eq!(listed.text(), line("again") + &line("t"));
+    let listed = home.sandvmm(&["template", "list", "--json"]);
+    let listed = listed.done().expect(0);
+    let names = listed.text().lines().map(|line| {
+        let shown: serde_json::Value = serde_json::from_str(line).unwrap();
+        (shown["name"].clone(), shown["inputs_digest"].clone())
+    });
+    let expected = ["again", "t"].map(|name| (name.into(), digest.clone().into()));
+    assert_eq!(names.collect::<Vec<_>>(), expected);
     let before = home.sandvmm(&["template", "verify", "t"]).done().expect(0);
     assert_eq!(before.text(), "t is whole\n");
     let code = "import json, os, random, socket, time, uuid
