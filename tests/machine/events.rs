@@ -6,6 +6,22 @@ use sandvmm_tests::run;
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
+fn a_record_of_connections_that_can_not_be_written_is_told_once() {
+    let program = "import socket
+for _ in range(3):
+    print(socket.socket().connect_ex(('1.2.3.4', 443)) != 0)";
+
+    let ran = run(["--timeout", "120s", "--egress-log", "/dev/full"])
+        .args(["--allow-host", "allowed.example", "-c", program])
+        .done()
+        .expect(0);
+
+    assert_eq!(ran.text(), "True\nTrue\nTrue\n");
+    assert_eq!(ran.stderr.matches("--egress-log").count(), 1, "{ran:?}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
 fn what_happens_is_written_down_as_it_happens() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("events");

@@ -54,6 +54,11 @@ fn lines_are_put_together_and_values_are_shown() {
 fn its_ends_have_their_exit_codes() {
     let exception = sandvmm(["repl"]).stdin("1\n1/0\n").done().expect(1);
     assert_eq!(exception.text(), "1\n");
+    let exit = sandvmm(["repl"])
+        .stdin("exit(3)\nprint(1)\n")
+        .done()
+        .expect(3);
+    assert!(exit.stdout.is_empty(), "{exit:?}");
     let ended = sandvmm(["repl"])
         .stdin("import os; os._exit(3)\n1\n")
         .done()

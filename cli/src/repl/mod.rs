@@ -33,6 +33,9 @@ const SIGNAL_BASE: i32 = 128;
 /// `SIGINT`.
 const INTERRUPT: i32 = 2;
 
+/// The exception by which Python code ends its program.
+const EXIT: &str = "SystemExit";
+
 /// Python's name in the guest.
 const PYTHON: &str = "python3";
 
@@ -181,6 +184,16 @@ fn builder(args: &ReplArgs, called_at: Instant) -> Result<SandboxBuilder, (u8, S
     }
 }
 
+/// What `sys.exit` with this argument, as text, has for an exit code, and what it says: anything but a number and nothing is said.
+fn exit_code(argument: &str) -> (u8, Option<&str>) {
+    match argument.parse::<i64>() {
+        // exit(3) keeps the lowest byte.
+        Ok(code) => (u8::try_from(code & 0xff).unwrap_or(EXCEPTION), None),
+        Err(_) if matches!(argument, "" | "None") => (0, None),
+        Err(_) => (EXCEPTION, Some(argument)),
+    }
+}
+
 /// The conversation.
 struct Prompt<'a> {
     args: &'a ReplArgs,
@@ -284,25 +297,32 @@ impl<'a> Prompt<'a> {
         let result = call.run();
         self.shared.is_running.store(false, Ordering::SeqCst);
         match result {
-            Ok(evaluation) => {
-                self.show(&evaluation);
-                Ok(())
-            }
+            Ok(evaluation) => self.show(&evaluation),
             Err(error) => self.failed(&error),
         }
     }
 
-    fn show(&mut self, evaluation: &Evaluation) {
+    /// Shows what came of it. The exit code is an error: the code has asked for the end.
+    fn show(&mut self, evaluation: &Evaluation) -> Result<(), u8> {
         self.last_failed = evaluation.exception.is_some();
         for shown in evaluation.displays.iter().chain(&evaluation.value) {
             self.screen.representations(shown);
         }
-        if let Some(exception) = &evaluation.exception {
-            self.screen.traceback(&exception.traceback);
+        match &evaluation.exception {
+            Some(exit) if exit.name == EXIT => {
+                let (code, text) = exit_code(&exit.value);
+                if let Some(text) = text {
+                    notice::say(text);
+                }
+                return Err(code);
+            }
+            Some(exception) => self.screen.traceback(&exception.traceback),
+            None => {}
         }
         if evaluation.timed_out {
             notice::say("The code was interrupted at its deadline; --deadline sets another");
         }
+        Ok(())
     }
 
     /// An interpreter that is gone is replaced, where somebody may go on; a machine that is gone is the end.
@@ -326,6 +346,25 @@ impl<'a> Prompt<'a> {
                 })
             }
             _ => Err(FAILED),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_has_the_code_that_python_gives_it() {
+        for (argument, code, text) in [
+            ("", 0, None),
+            ("None", 0, None),
+            ("3", 3, None),
+            ("-1", 255, None),
+            ("256", 0, None),
+            ("no more", 1, Some("no more")),
+        ] {
+            assert_eq!(exit_code(argument), (code, text), "{argument:?}");
         }
     }
 }

@@ -241,10 +241,18 @@ impl Network {
             .fold(builder, |builder, port| builder.raw_port(*port))
             .ports_in(!self.published.is_empty());
         Ok(builder.on_egress(move |record| {
-            if let Some(log) = log.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-                // A full disk does not end the run: its program has done nothing wrong.
-                let _ = writeln!(log, "{}", record.json());
+            let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+            // A full disk does not end the run, whose program has done nothing wrong; it is told once.
+            if let Some(error) = log
+                .as_mut()
+                .and_then(|log| writeln!(log, "{}", record.json()).err())
+            {
+                *log = None;
+                notice::say(&format!(
+                    "Connections are no more on record in the file of --egress-log: {error}"
+                ));
             }
+            drop(log);
             let is_news = told
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
