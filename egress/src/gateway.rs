@@ -261,7 +261,7 @@ impl Gateway {
 
     /// Takes a stream that the guest has opened and serves it on a thread of its own; never waits. `first_words` reads from it
     /// where it is to go, all of it within [`FIRST_WORDS_LIMIT`]; `connected` is written to it in front of the server's
-    /// first byte. Above the bounds the stream is closed; as far as there are [`REFUSING_PLACES`] it is read before, for the record.
+    /// first byte. Above the bounds the stream is closed; as far as there are `REFUSING_PLACES` it is read before, for the record.
     pub fn take<F>(&self, stream: UnixStream, first_words: F, connected: &'static [u8])
     where
         F: FnOnce(&mut Timed<'_>) -> io::Result<Attempt> + Send + 'static,

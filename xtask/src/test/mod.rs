@@ -59,12 +59,7 @@ pub(crate) fn test(
                     .args(FEATURES),
             )
             .and_then(|()| hostile_guest_without_hardware()),
-            Part::Doc => check(
-                cargo()
-                    .args(["doc", "--workspace", "--no-deps", "--quiet"])
-                    .args(FEATURES)
-                    .env("RUSTDOCFLAGS", "-D warnings"),
-            ),
+            Part::Doc => check_documentation(),
             Part::Machine => machine::run(workspace, filters, progress).map_err(|error| {
                 crate::report(&error);
                 error.to_string()
@@ -76,6 +71,21 @@ pub(crate) fn test(
     Ok(u8::from(
         results.iter().any(|(_, result, _)| result.is_err()),
     ))
+}
+
+/// The command comes first: the library has its name, and its pages take the place of the command's.
+fn check_documentation() -> Result<(), String> {
+    check(
+        cargo()
+            .args(["rustdoc", "--package", "sandvmm-cli", "--bin", "sandvmm"])
+            .args(["--quiet", "--", "-D", "warnings"]),
+    )?;
+    check(
+        cargo()
+            .args(["doc", "--workspace", "--no-deps", "--quiet"])
+            .args(FEATURES)
+            .env("RUSTDOCFLAGS", "-D warnings"),
+    )
 }
 
 fn title(part: Part) -> &'static str {
