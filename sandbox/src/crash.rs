@@ -1,8 +1,9 @@
 //! Why a machine ended by itself, as one sentence.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use jailer::ProcessEnd;
+use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 use vmm::control::{EndReason, MAX_CONSOLE_TAIL_BYTES};
 
@@ -113,8 +114,15 @@ impl Crash {
         let mut sentence = match end {
             Some(ProcessEnd::Signaled(9)) => {
                 kind = CrashKind::ProcessKilled;
-                "The machine's process was killed by signal 9 (SIGKILL), as the host's out-of-memory killer does"
-                    .to_owned()
+                let mut sentence = "The machine's process was killed by signal 9 (SIGKILL), as the host's out-of-memory killer does"
+                    .to_owned();
+                if let Some(seconds) = getrlimit(Resource::Cpu).maximum {
+                    let _ = write!(
+                        sentence,
+                        ", or a limit of {seconds} s of processor time (ulimit -t)"
+                    );
+                }
+                sentence
             }
             Some(ProcessEnd::Signaled(signal)) => {
                 if stderr_tail.is_empty() {

@@ -25,6 +25,9 @@ pub enum ScriptError {
     /// There is no such file.
     #[error("There is no script '{}'", .0.display())]
     Missing(PathBuf),
+    /// A link whose target is missing.
+    #[error("'{}' is a link to what is not there", .0.display())]
+    Dangling(PathBuf),
     /// A folder, a pipe, a socket or a device.
     #[error("'{}' is {kind}, not a script", .path.display())]
     NotAFile {
@@ -130,7 +133,11 @@ impl Script {
         let mut file = match opened {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(ScriptError::Missing(path.to_owned()));
+                return Err(if path.is_symlink() {
+                    ScriptError::Dangling(path.to_owned())
+                } else {
+                    ScriptError::Missing(path.to_owned())
+                });
             }
             // A socket can't be opened at all (ENXIO).
             Err(error) => match std::fs::metadata(path) {
@@ -364,6 +371,9 @@ mod tests {
             Script::open(&folder.path().join("none.py")),
             Err(ScriptError::Missing(_))
         ));
+        let link = folder.path().join("link.py");
+        std::os::unix::fs::symlink("/nowhere/at/all.py", &link).unwrap();
+        assert!(matches!(Script::open(&link), Err(ScriptError::Dangling(_))));
         assert!(matches!(
             open_named(OsStr::new("notes"), b"text"),
             Err(ScriptError::Unknown(_))

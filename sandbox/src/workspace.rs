@@ -75,7 +75,7 @@ pub enum WorkspaceError {
     #[error("'{}' is no workspace: it belongs elsewhere", .0.display())]
     Stray(PathBuf),
     /// A file or folder could not be used.
-    #[error("The workspace's file '{}' could not be {done}", path.display())]
+    #[error("The file '{}' for what is written could not be {done}", path.display())]
     File {
         /// What was tried.
         done: &'static str,

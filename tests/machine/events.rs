@@ -94,14 +94,18 @@ fn the_ceilings_are_kept_and_named() {
         "{cpu}"
     );
     assert!(
-        cpu["message"].as_str().unwrap().contains("processor time"),
+        cpu["message"]
+            .as_str()
+            .unwrap()
+            .contains("processor time; --cpu-time"),
         "{cpu}"
     );
 
     let output = run(["--max-output", "1M", "--", "cat", "/dev/zero"])
         .done()
         .expect(125);
-    assert!(output.stderr.contains("bytes of output"), "{output:?}");
+    let named = "bytes of output; --max-output";
+    assert!(output.stderr.contains(named), "{output:?}");
     assert!(output.stdout.len() >= 1 << 20 && output.stdout.len() < 8 << 20);
 
     let full = "head -c 10M /dev/zero > kept; head -c 1G /dev/zero > /tmp/full 2> /dev/null; printf done; exit 0";

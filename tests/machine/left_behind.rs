@@ -388,6 +388,20 @@ fn a_limit_that_is_below_what_a_machine_needs_is_named() {
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
+fn a_limit_of_processor_time_is_named_where_it_ended_a_machine() {
+    let ended = Command::new("prlimit")
+        .args(["--cpu=1", "sandvmm", "run", "--timeout", "120s", "--"])
+        .args(["sh", "-c", "while :; do :; done"])
+        .output()
+        .unwrap();
+
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(125), "{said}");
+    assert!(said.contains("a limit of 1 s of processor time"), "{said}");
+}
+
+#[test]
+#[ignore = "needs a KVM host: cargo xtask test"]
 fn a_user_who_may_not_open_kvm_is_told_and_leaves_nothing() {
     let nobodys = Nobodys::copied();
     let count = || std::fs::read_dir(nobodys.folder()).unwrap().count();

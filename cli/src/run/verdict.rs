@@ -209,8 +209,15 @@ impl Verdict {
 
     /// A ceiling other than time and memory ended it.
     pub(crate) fn limit(limit: Limit) -> Self {
+        let option = match limit {
+            Limit::CpuTime => "; --cpu-time sets another",
+            Limit::OutputBytes => "; --max-output sets another",
+            _ => "",
+        };
         Self {
-            message: Some(format!("The program was ended at its limit of {limit}")),
+            message: Some(format!(
+                "The program was ended at its limit of {limit}{option}"
+            )),
             ..Self::ended(FAILED, Reason::Policy)
         }
     }

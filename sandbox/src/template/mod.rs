@@ -26,7 +26,7 @@ mod store;
 mod using;
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -339,10 +339,17 @@ fn open_same(
         path: known.path.clone(),
     };
     // Regular files alone: a block device has nothing that tells of a change.
-    let Ok(opened) = files::open(Role::Kernel, &known.path) else {
-        return Err(changed);
+    let opened = match files::open(Role::Kernel, &known.path) {
+        Ok(opened) => File::from(opened),
+        // It is there, perhaps as it was.
+        Err(StartError::File {
+            source: Some(source),
+            ..
+        }) if source.kind() != io::ErrorKind::NotFound => {
+            return Err(file("Opening", &known.path)(source));
+        }
+        Err(_) => return Err(changed),
     };
-    let opened = File::from(opened);
     if note.has_content(&opened, known, content)? {
         Ok(opened)
     } else {

@@ -117,6 +117,30 @@ fn whatever_has_changed_is_named() {
 }
 
 #[test]
+fn what_can_not_be_opened_is_not_called_changed() {
+    for name in ["kernel", MEMORY] {
+        let folder = Folder::new();
+        let path = folder.folder.path().join(name);
+        fs::remove_file(&path).unwrap();
+        // ELOOP: to root there is nothing that it may not read.
+        symlink(&path, &path).unwrap();
+
+        let error = folder.open().unwrap_err();
+
+        assert!(
+            matches!(
+                error,
+                TemplateError::File {
+                    action: "Opening",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn a_manifest_that_was_changed_is_refused() {
     let mut folder = Folder::new();
     folder.manifest.inputs.memory_mib += 1;
