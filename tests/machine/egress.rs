@@ -461,7 +461,7 @@ fn a_published_port_leads_to_the_guests() {
     let output = network.run(
         "sandvmm run --cold --timeout 100s --publish 18080:8000 -- python3 -m http.server --bind 127.0.0.1 8000 >&2 &
          for try in $(seq 100); do curl --silent --fail http://127.0.0.1:18080/ && break; sleep 0.5; done
-         kill %1; wait",
+         kill $!; wait",
     );
 
     assert!(
@@ -481,7 +481,7 @@ fn a_published_port_that_the_system_chose_is_told() {
               at=$(sed -n 's/^sandvmm: \(.*\) leads to port 8000 of the guest$/\1/p' told)
               curl --silent --fail http://$at/ && break; sleep 0.5
           done
-          kill %1; wait",
+          kill $!; wait",
     );
 
     assert!(
