@@ -161,18 +161,21 @@ fn git_clones_and_fetches() {
 
 #[test]
 #[ignore = "needs a KVM host: cargo xtask test"]
-fn apt_installs_a_package_and_a_client_of_redis_speaks_its_own_protocol_on_a_raw_port() {
+fn apt_installs_a_package_and_clients_of_databases_speak_their_own_protocols_on_raw_ports() {
     let network = Network::new(&[
-        ("client.sh", include_str!("egress/clients/apt_redis.sh")),
+        ("client.sh", include_str!("egress/clients/apt_databases.sh")),
         WARES,
     ]);
 
     let stdout = ran(
         &network,
         "python3 wares.py . debian",
-        "-u root --allow-host allowed.example:6379 --raw-port 6379",
+        "-u root --allow-host allowed.example:5433,6379 --raw-port 5433 --raw-port 6379",
         "client.sh",
     );
 
-    assert_eq!(stdout, "hello from a package\n1\nPONG\nOK\nhello\n1\n");
+    assert_eq!(
+        stdout,
+        "hello from a package\n1\nPONG\nOK\nhello\n1\nselect 1; select 2\nselect 3\n1\n"
+    );
 }

@@ -177,6 +177,34 @@ def redis(stream):
             words.flush()
 
 
+def postgresql(stream):
+    """What psql needs of a server: no encryption, any user, and queries, each of which is answered with a row that is its own text
+    (https://www.postgresql.org/docs/15/protocol.html)."""
+
+    def message(kind, body):
+        return kind + (len(body) + 4).to_bytes(4, "big") + body
+
+    with stream, stream.makefile("rwb") as words:
+
+        def body():
+            return words.read(int.from_bytes(words.read(4), "big") - 4)
+
+        # Each request for encryption is 1234 and a number above 5678; a start has the version, 3.
+        while body().startswith(b"\x04\xd2"):
+            words.write(b"N")
+            words.flush()
+        ready = message(b"Z", b"I")
+        words.write(message(b"R", bytes(4)) + message(b"S", b"server_version\x0015.0\x00") + ready)
+        words.flush()
+        while words.read(1) == b"Q":
+            text = body()[:-1]
+            column = b"text\x00" + bytes(6) + (25).to_bytes(4, "big") + b"\xff\xff" + b"\xff" * 4 + bytes(2)
+            words.write(message(b"T", b"\x00\x01" + column))
+            words.write(message(b"D", b"\x00\x01" + len(text).to_bytes(4, "big") + text))
+            words.write(message(b"C", b"SELECT 1\x00") + ready)
+            words.flush()
+
+
 def names():
     """A name server (RFC 1035). rebind.example is a public address the first time and a private one from then on; there is no other
     name. What is asked is in the log."""
@@ -242,6 +270,7 @@ serve(80)
 serve(443, context)
 serve(8080)
 serve_raw(5432, greet)
+serve_raw(5433, postgresql)
 serve_raw(6379, redis)
 serve_raw(9000, bulk)
 open(os.path.join(folder, "up"), "w").close()

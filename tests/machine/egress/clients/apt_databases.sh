@@ -14,3 +14,8 @@ $redis PING
 $redis SET word hello
 $redis GET word
 redis-cli -h denied.example PING 2>&1 | grep -c refused
+
+# The protocol of PostgreSQL, whose client asks for encryption first.
+query="psql --no-psqlrc --tuples-only --no-align --username guest --dbname ware --port 5433"
+$query --host allowed.example --command 'select 1; select 2' --command 'select 3'
+$query --host denied.example --command 'select 4' 2>&1 | grep -c refused
