@@ -14,7 +14,7 @@
 //! | `snapshot` | the file | state files, and a device that goes on from any state |
 //! | `agent` | the host, or the stream between | the guest agent's readers, and content of files |
 //! | `supervisor` | the guest's agent, the machine's process | the library's side of both |
-//! | `tls`, `http` | the guest | what is read of its connections before any of it leaves |
+//! | `tls`, `http`, `http2` | the guest | what is read of its connections before any of it leaves |
 //! | `answers` | a server that has a secret | what it answers, without the secret |
 //! | `dns` | a program of the guest | questions for names |
 //! | `control` | the supervisor | the machine's side of the control socket |
@@ -32,6 +32,7 @@ pub mod block;
 pub mod control;
 mod disk;
 pub mod egress;
+pub mod http2;
 pub mod input;
 pub mod kernel;
 mod machine;
@@ -71,7 +72,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target {
         name: "mmio",
         run: mmio::run,
@@ -121,6 +122,11 @@ pub const TARGETS: [Target; 13] = [
         name: "http",
         run: egress::run_http,
         seeds: egress::http_seeds,
+    },
+    Target {
+        name: "http2",
+        run: http2::run,
+        seeds: http2::seeds,
     },
     Target {
         name: "dns",

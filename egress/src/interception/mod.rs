@@ -5,7 +5,7 @@
 
 pub mod answers;
 mod authority;
-mod http2;
+pub mod http2;
 mod mask;
 mod needle;
 mod placeholders;

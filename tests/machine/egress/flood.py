@@ -3,16 +3,16 @@ import socket, sys, time
 
 counts = {"refused": 0, "kept": 0, "closed": 0}
 kept = []
+address = socket.gethostbyname("allowed.example"), 80
 for number in range(int(sys.argv[1])):
     stream = socket.socket()
     stream.settimeout(10)
     try:
-        stream.connect(("allowed.example", 80) if number == 0 else address)
+        stream.connect(address)
     except OSError:
         counts["refused"] += 1
         stream.close()
         continue
-    address = stream.getpeername()
     kind = number % 4
     try:
         if kind == 1:

@@ -18,7 +18,7 @@ const HEAD_ALONE: [&str; 2] = ["host", "content-length"];
 
 /// The requests of one connection.
 #[derive(Debug)]
-pub(in super::super) struct Requests {
+pub struct Requests {
     guard: HttpGuard,
     placeholders: Placeholders,
 }
@@ -37,12 +37,21 @@ impl Requests {
         }
     }
 
+    /// For a connection to this host, for which there is no secret.
+    #[must_use]
+    pub fn without_secrets(target: Target, port: u16) -> Self {
+        Self {
+            guard: HttpGuard::opened(target, port),
+            placeholders: Placeholders::new(Vec::new(), &Arc::default()),
+        }
+    }
+
     /// A request as it may go on, with secrets in it. HTTP/2 has no other lines, ends and lengths than its own, and what it forbids
     /// (RFC 9113 §8.2, §8.3) was refused before.
     ///
     /// # Errors
     /// See [`HttpError`].
-    pub(in super::super) fn take(&self, head: &request::Parts) -> Result<Request<()>, HttpError> {
+    pub fn take(&self, head: &request::Parts) -> Result<Request<()>, HttpError> {
         self.guard.check_method(head.method.as_str())?;
         let fields = &head.headers;
         if fields.len() > MAX_FIELDS {

@@ -37,7 +37,8 @@ use exchange::{Exchange, Outcome};
 use side::{Side, Words};
 use tasks::{Flag, Tasks};
 
-pub(super) use fields::{Masking, Requests};
+pub(super) use fields::Masking;
+pub use fields::Requests;
 pub(super) use places::Places;
 
 /// Most streams of one connection at a time; the least that is recommended (RFC 9113 §6.5.2). More are refused, and may be tried again.
