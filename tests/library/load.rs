@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use sandvmm::{Sandbox, Stdio};
 use sha2::{Digest, Sha256};
 
-use crate::{Test, machine, machine_with, printed};
+use crate::{HUNG_AFTER, Test, machine, machine_within, printed};
 
 pub(crate) const TESTS: &[Test] = &[
     ("a_fork_bomb_is_not_noticed_next_door", fork_bomb),
@@ -40,6 +40,9 @@ const ALONE_ROUNDS: u32 = 20;
 
 /// MiB that go each way through each sandbox, unless the variable says otherwise: an emulated processor does not bear a gigabyte.
 const TRAFFIC_MIB: usize = 4;
+
+/// How long each of them may take, of all sandboxes at once on two emulated processors.
+const EACH_MIB_LIMIT: Duration = Duration::from_secs(10);
 
 /// How many sandboxes they go through at once.
 const SANDBOXES: usize = 8;
@@ -151,7 +154,8 @@ sys.stderr.write(seen.hexdigest())";
 fn traffic() {
     let mib = std::env::var("SANDVMM_TRAFFIC_MIB").ok();
     let mib = mib.map_or(TRAFFIC_MIB, |text| text.parse().unwrap());
-    let sandboxes: Vec<Sandbox> = (0..SANDBOXES).map(|_| machine_with(128)).collect();
+    let limit = HUNG_AFTER + EACH_MIB_LIMIT * u32::try_from(mib).unwrap();
+    let sandboxes: Vec<Sandbox> = (0..SANDBOXES).map(|_| machine_within(128, limit)).collect();
     let alone = worst_alone(&sandboxes[0]);
     let begun = Instant::now();
     let asked_at_worst = thread::scope(|scope| {

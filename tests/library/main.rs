@@ -22,6 +22,7 @@ mod trees;
 mod watch;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use sandvmm::{Output, Sandbox};
 use sandvmm_tests::{HUNG_AFTER, NamedTest as Test, run_on_kvm};
@@ -52,8 +53,12 @@ fn machine() -> Sandbox {
 }
 
 fn machine_with(memory_mib: u32) -> Sandbox {
+    machine_within(memory_mib, HUNG_AFTER)
+}
+
+fn machine_within(memory_mib: u32, limit: Duration) -> Sandbox {
     let builder = Sandbox::builder().memory_mib(memory_mib);
-    builder.timeout(Some(HUNG_AFTER)).start().unwrap()
+    builder.timeout(Some(limit)).start().unwrap()
 }
 
 /// Runs it in the sandbox's shell, or Python, and gives what it prints; fails where it does.
