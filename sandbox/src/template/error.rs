@@ -116,8 +116,10 @@ pub enum TemplateError {
     /// The machine was not saved.
     #[error("The machine could not be saved")]
     Save(#[from] SaveError),
-    /// Two machines can't have one workspace.
-    #[error("A sandbox with a workspace can't be saved: its forks would all write to the one disk")]
+    /// Two machines can't have one workspace, or one scratch disk.
+    #[error(
+        "A sandbox with a workspace or a scratch disk can't be saved: its forks would all write to the one disk"
+    )]
     Workspace,
     /// It was built with secrets, and whoever forks it has not said that this is right.
     #[error(

@@ -132,5 +132,6 @@ fn forks_have_no_disk_but_their_templates() {
     let sandbox = builder.start().unwrap();
     let error = sandbox.snapshot("with-a-disk").unwrap_err();
     assert!(matches!(error, TemplateError::Workspace), "{error}");
+    assert!(error.to_string().contains("scratch disk"), "{error}");
     assert_eq!(say(&sandbox, "echo goes on"), "goes on\n");
 }
