@@ -83,6 +83,11 @@ fn http() {
 }
 
 #[test]
+fn http2() {
+    replay("http2");
+}
+
+#[test]
 fn answers() {
     replay("answers");
 }
