@@ -32,74 +32,21 @@ const GROWTH_KIB_MAX: u64 = 96 << 10;
 /// Targets look at the process's descriptors and memory: one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-#[test]
-fn mmio() {
-    replay("mmio");
+/// A test for each of these, which are all there are: without one of them this does not compile.
+macro_rules! replayed {
+    ($($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                replay(stringify!($name));
+            }
+        )*
+        const _: [&str; TARGETS.len()] = [$(stringify!($name)),*];
+    };
 }
 
-#[test]
-fn block() {
-    replay("block");
-}
-
-#[test]
-fn vsock() {
-    replay("vsock");
-}
-
-#[test]
-fn kernel() {
-    replay("kernel");
-}
-
-#[test]
-fn initramfs() {
-    replay("initramfs");
-}
-
-#[test]
-fn snapshot() {
-    replay("snapshot");
-}
-
-#[test]
-fn agent() {
-    replay("agent");
-}
-
-#[test]
-fn supervisor() {
-    replay("supervisor");
-}
-
-#[test]
-fn tls() {
-    replay("tls");
-}
-
-#[test]
-fn http() {
-    replay("http");
-}
-
-#[test]
-fn http2() {
-    replay("http2");
-}
-
-#[test]
-fn answers() {
-    replay("answers");
-}
-
-#[test]
-fn dns() {
-    replay("dns");
-}
-
-#[test]
-fn control() {
-    replay("control");
+replayed! {
+    mmio block vsock kernel initramfs snapshot agent supervisor tls http http2 answers dns control
 }
 
 /// What is made anew is what is in the repository: see `examples/corpus.rs`.
