@@ -32,21 +32,80 @@ const GROWTH_KIB_MAX: u64 = 96 << 10;
 /// Targets look at the process's descriptors and memory: one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A test for each of these, which are all there are: without one of them this does not compile.
-macro_rules! replayed {
-    ($($name:ident)*) => {
-        $(
-            #[test]
-            fn $name() {
-                replay(stringify!($name));
-            }
-        )*
-        const _: [&str; TARGETS.len()] = [$(stringify!($name)),*];
-    };
+/// A test for each target: without one of them this does not compile.
+const _: [fn(); TARGETS.len()] = [
+    mmio, block, vsock, kernel, initramfs, snapshot, agent, supervisor, tls, http, http2, answers,
+    dns, control,
+];
+
+#[test]
+fn mmio() {
+    replay("mmio");
 }
 
-replayed! {
-    mmio block vsock kernel initramfs snapshot agent supervisor tls http http2 answers dns control
+#[test]
+fn block() {
+    replay("block");
+}
+
+#[test]
+fn vsock() {
+    replay("vsock");
+}
+
+#[test]
+fn kernel() {
+    replay("kernel");
+}
+
+#[test]
+fn initramfs() {
+    replay("initramfs");
+}
+
+#[test]
+fn snapshot() {
+    replay("snapshot");
+}
+
+#[test]
+fn agent() {
+    replay("agent");
+}
+
+#[test]
+fn supervisor() {
+    replay("supervisor");
+}
+
+#[test]
+fn tls() {
+    replay("tls");
+}
+
+#[test]
+fn http() {
+    replay("http");
+}
+
+#[test]
+fn http2() {
+    replay("http2");
+}
+
+#[test]
+fn answers() {
+    replay("answers");
+}
+
+#[test]
+fn dns() {
+    replay("dns");
+}
+
+#[test]
+fn control() {
+    replay("control");
 }
 
 /// What is made anew is what is in the repository: see `examples/corpus.rs`.
